@@ -1,0 +1,46 @@
+"""A reference engine for speculative decoding on MLX.
+
+Read in this order: `generate.py` (one request, from prompt to stream), `rounds.py` (one round),
+`acceptance.py` (what counts as accepted), `sampling.py` (where tokens come from), `state/` (what is
+remembered and how it is rolled back), `drafters/` (who proposes), `target.py` (the model).
+"""
+
+import os
+
+# Before mlx is imported: with TF32 on, GPUs that have it compute windows and single steps apart.
+os.environ.setdefault("MLX_ENABLE_TF32", "0")
+
+from .drafters.registry import open_drafter
+from .drafters.source import Draft, DraftProvider, DraftRows
+from .errors import BadInput, LawError
+from .generate import Live, generate, open_live
+from .target import Target
+from .values import (
+    Finish,
+    Request,
+    RoundTrace,
+    Sampling,
+    Statistics,
+    TokenEvent,
+    Usage,
+)
+
+__all__ = [
+    "BadInput",
+    "Draft",
+    "DraftProvider",
+    "DraftRows",
+    "Finish",
+    "LawError",
+    "Live",
+    "Request",
+    "RoundTrace",
+    "Sampling",
+    "Statistics",
+    "Target",
+    "TokenEvent",
+    "Usage",
+    "generate",
+    "open_drafter",
+    "open_live",
+]

@@ -1,0 +1,157 @@
+"""`python -m engine generate`: one prompt or a file of prompts, as text or as JSON."""
+
+from __future__ import annotations
+
+import json
+import sys
+import warnings
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+from .drafters.registry import open_drafter
+from .drafters.source import DraftProvider
+from .errors import BadInput
+from .generate import generate
+from .target import Target
+from .values import Finish, Request, Rng, Sampling
+
+app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+
+
+@app.callback()
+def _commands() -> None:
+    """A reference engine for speculative decoding on MLX."""
+
+
+@app.command("generate")
+def generate_command(
+    target: Annotated[str, typer.Option(help="mlx-lm folder or hub id")],
+    prompt: Annotated[str | None, typer.Option(help="the prompt, as raw text")] = None,
+    prompt_file: Annotated[Path | None, typer.Option(help="UTF-8, one prompt per line")] = None,
+    drafter: Annotated[str, typer.Option(help="off | ngram | KIND:DIR | DIR")] = "off",
+    depth: Annotated[int | None, typer.Option(help="drafts per round")] = None,
+    max_tokens: Annotated[int, typer.Option(help="budget, terminal EOS included")] = 100,
+    stop: Annotated[list[str] | None, typer.Option(help="stop string, repeatable")] = None,
+    temp: Annotated[float, typer.Option(help="temperature; 0 is greedy")] = 0.0,
+    top_p: Annotated[float, typer.Option(help="0 is off")] = 0.0,
+    top_k: Annotated[int, typer.Option(help="0 is off")] = 0,
+    min_p: Annotated[float, typer.Option(help="0 is off")] = 0.0,
+    seed: Annotated[int | None, typer.Option(help="drawn and reported if not given")] = None,
+    rng: Annotated[
+        str, typer.Option(help="positional | sequential (mlx-lm's order)")
+    ] = "positional",
+    as_json: Annotated[bool, typer.Option("--json", help="one JSON object per prompt")] = False,
+) -> None:
+    """Generate from a prompt, with or without a drafter: the text is the same."""
+    policy: Rng = "sequential" if rng == "sequential" else "positional"
+    if rng != policy:
+        raise BadInput(f"--rng must be positional or sequential, got {rng!r}")
+    sampling = Sampling(temp, top_p, top_k, min_p, seed, policy)
+    texts = _prompts(prompt, prompt_file)
+    if depth is not None and depth < 0:
+        raise BadInput(f"--depth must be at least 0, got {depth}")
+    if max_tokens < 1:
+        raise BadInput(f"--max-tokens must be at least 1, got {max_tokens}")
+    model = Target.load(target)
+    provider = open_drafter(drafter, model)
+    for text in texts:
+        request = Request(
+            tuple(model.encode(text)), max_tokens, sampling, stop_strings=tuple(stop or ())
+        )
+        finish = _run(model, request, provider, depth, show_text=not as_json)
+        if as_json:
+            print(json.dumps(_report(finish), ensure_ascii=False), flush=True)
+
+
+def _prompts(prompt: str | None, prompt_file: Path | None) -> list[str]:
+    if (prompt is None) == (prompt_file is None):
+        raise BadInput("give exactly one of --prompt and --prompt-file")
+    if prompt_file is None:
+        assert prompt is not None
+        if not prompt:
+            raise BadInput("--prompt is empty; at least 1 token is needed")
+        return [prompt]
+    try:
+        lines = prompt_file.read_text(encoding="utf-8").splitlines()
+    except UnicodeDecodeError as error:
+        raise BadInput(f"prompt file {prompt_file} is not UTF-8 (byte {error.start})") from error
+    except OSError as error:
+        raise BadInput(f"cannot read prompt file {prompt_file}: {error.strerror}") from error
+    prompts = [line for line in lines if line.strip()]
+    if not prompts:
+        raise BadInput(f"prompt file {prompt_file} holds no prompt; at least 1 line is needed")
+    return prompts
+
+
+def _run(
+    model: Target,
+    request: Request,
+    provider: DraftProvider | None,
+    depth: int | None,
+    show_text: bool,
+) -> Finish:
+    """Generate one prompt: its text to stdout as it comes, or a progress bar on a terminal."""
+    events = generate(model, request, provider, depth=depth)
+    if show_text:
+        return _print_text(events)
+    console = Console(stderr=True)
+    columns = (TextColumn("generating"), BarColumn(), MofNCompleteColumn())
+    with Progress(
+        *columns, console=console, transient=True, disable=not console.is_terminal
+    ) as bar:
+        task = bar.add_task("generating", total=request.max_tokens)
+        for event in events:
+            if isinstance(event, Finish):
+                return event
+            bar.advance(task)
+    raise AssertionError("a stream ends with Finish")
+
+
+def _print_text(events: Iterator[Any]) -> Finish:
+    for event in events:
+        if isinstance(event, Finish):
+            print(event.tail, flush=True)
+            stats = event.statistics
+            print(
+                f"{event.usage.completion_tokens} tokens, {event.reason}; "
+                f"{stats.rounds} rounds, {stats.accepted} of {stats.drafted} drafts accepted"
+                + ("" if event.seed is None else f"; seed {event.seed}"),
+                file=sys.stderr,
+            )
+            return event
+        print(event.text, end="", flush=True)
+    raise AssertionError("a stream ends with Finish")
+
+
+def _report(finish: Finish) -> dict[str, Any]:
+    return {
+        "tokens": list(finish.tokens),
+        "text": finish.text,
+        "finish_reason": finish.reason,
+        "usage": asdict(finish.usage),
+        "seed": finish.seed,
+        "statistics": asdict(finish.statistics),
+    }
+
+
+def main() -> None:
+    """Run the command line. Bad input: one line on stderr, exit 2. Ctrl-C: exit 130."""
+    warnings.showwarning = lambda message, *_: print(f"warning: {message}", file=sys.stderr)
+    try:
+        code = app(standalone_mode=False)
+    except Exception as error:
+        # Usage errors come from typer's own copy of click, or from click in older releases.
+        message = getattr(error, "format_message", None)
+        if message is None and not isinstance(error, BadInput):
+            raise
+        print(f"error: {' '.join((message() if message else str(error)).split())}", file=sys.stderr)
+        sys.exit(2)
+    if code == 130:
+        print("interrupted", file=sys.stderr)
+    sys.exit(code or 0)

@@ -1,0 +1,63 @@
+"""Which drafter a `--drafter` argument means."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from ..errors import BadInput
+from ..target import Target, check_folder
+from .ngram import NgramProvider
+from .source import DraftProvider
+from .two_model import TwoModelProvider
+
+KINDS = ("two-model", "mtp", "assistant", "dspark", "deepspec")
+
+
+def detect_kind(folder: Path) -> str:
+    """The kind of drafter that a folder's files hold.
+
+    Raises:
+        BadInput: there is no folder or no config in it.
+    """
+    if (folder / "dspark.json").is_file():
+        return "dspark"
+    config: dict[str, Any] = check_folder(folder)
+    model_type = str(config["model_type"])
+    if (config.get("architectures") or [None])[0] == "Gemma4DSparkModel":
+        return "deepspec"
+    if "assistant" in model_type:
+        return "assistant"
+    return "mtp" if model_type.endswith("_mtp") else "two-model"
+
+
+def open_drafter(spec: str, target: Target) -> DraftProvider | None:
+    """The provider for `off | ngram | KIND:DIR | DIR`; None for off.
+
+    A bare folder is detected; a stated kind that the files contradict is refused.
+
+    Raises:
+        BadInput: unknown or incomplete spec, a folder that does not fit, or a pairing that cannot
+            work.
+    """
+    kind, _, path = spec.partition(":")
+    if spec == "off":
+        return None
+    if kind == "ngram":
+        if path:
+            raise BadInput(f"drafter ngram takes no model path, got {path!r}")
+        return NgramProvider()
+    if kind not in KINDS:
+        kind, path = "", spec
+    if not path:
+        raise BadInput(f"drafter {spec!r} needs a folder: {kind or 'KIND'}:DIR")
+    folder = Path(path)
+    if not folder.exists():
+        choices = ", ".join(("off", "ngram", *KINDS))
+        raise BadInput(f"drafter folder {path} does not exist (kinds: {choices})")
+    found = detect_kind(folder)
+    if kind and kind != found:
+        raise BadInput(f"drafter folder {path} holds a {found} drafter, not {kind}")
+    if found != "two-model":
+        raise BadInput(f"drafter folder {path} holds a {found} drafter; only two-model can be run")
+    return TwoModelProvider(Target.load(folder), target)

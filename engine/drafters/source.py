@@ -1,0 +1,108 @@
+"""The seam between rounds and whatever proposes tokens.
+
+A drafter may be wrong, adversarial or silent: it changes time, never text. It sees a group of
+B >= 1 rows; a single request is a group of one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+import mlx.core as mx
+
+from ..sampling import RowSampling
+from ..state.checkpoint import Checkpoint
+
+PrefillMode = Literal["tail-split", "full"]
+"""`tail-split`: both models drain the prompt to its last token, which heads the first window.
+`full`: the prompt is forwarded whole and the first token is sampled from it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """What a drafter proposes for one round.
+
+    `tokens` are ids [B, K] on the device; of row r only the first `lengths[r]` columns count.
+    The lengths are authoritative: 0 means one plain target step.
+    """
+
+    tokens: mx.array
+    lengths: tuple[int, ...]
+
+    @classmethod
+    def of(cls, rows: Sequence[Sequence[int]]) -> Draft:
+        """A draft from ids on the host, one sequence per row."""
+        width = max(map(len, rows))
+        padded = [[*row, *[0] * (width - len(row))] for row in rows]
+        tokens = mx.array(padded, dtype=mx.uint32).reshape(len(rows), width)
+        return cls(tokens, tuple(map(len, rows)))
+
+
+class DraftRows(Protocol):
+    """The drafter's memory of a group's rows.
+
+    Order of calls: `append` a row, `prefill` its prompt, then `draft` and `commit` in turn.
+    Membership and `capture` are legal only between committed rounds, or between prefill chunks.
+    """
+
+    @property
+    def namespace(self) -> str:
+        """Schema and identity under which checkpoints are valid."""
+        ...
+
+    @property
+    def prefill_mode(self) -> PrefillMode: ...
+
+    @property
+    def row_count(self) -> int: ...
+
+    def append(self, checkpoint: Checkpoint | None) -> None:
+        """Add a row at the end: restored from a checkpoint, or empty.
+
+        Raises:
+            BadInput: the checkpoint has another schema, policy or length. Nothing has changed.
+        """
+        ...
+
+    def filter_rows(self, keep: Sequence[int]) -> None:
+        """Keep the rows `keep`, in that order."""
+        ...
+
+    def prefill(self, tokens: mx.array) -> None:
+        """Process known ids [B, N]."""
+        ...
+
+    def draft(self, pending: Sequence[int], depth: int, steps: Sequence[int]) -> Draft:
+        """Propose up to `depth` ids per row.
+
+        `pending[r]` is row r's last known token, which nothing has processed yet. Draft position p
+        of row r is sampled, if the drafter samples, at step `steps[r] + p`.
+        """
+        ...
+
+    def commit(self, retained: Sequence[int]) -> None:
+        """Keep, per row, the pending token and the first `retained[r]` drafted ones."""
+        ...
+
+    def capture(self, row: int) -> Checkpoint:
+        """An owned copy of one row."""
+        ...
+
+
+class DraftProvider(Protocol):
+    """A drafter as mounted beside a target. It lives as long as the engine and opens groups."""
+
+    @property
+    def id(self) -> str: ...
+
+    @property
+    def weights_bytes(self) -> int: ...
+
+    @property
+    def default_depth(self) -> int: ...
+
+    def open(self, sampling: RowSampling) -> DraftRows:
+        """An empty group whose sampled drafts use the rows' own samplers."""
+        ...

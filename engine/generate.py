@@ -1,0 +1,172 @@
+"""START HERE. One request, from prompt to stream.
+
+Prefill, then rounds of draft, verify, accept, resolve and commit, then the tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+
+import mlx.core as mx
+
+from .drafters.source import DraftProvider, DraftRows
+from .errors import BadInput
+from .host import read
+from .prefill import CHUNK, prefill
+from .rounds import Rounds, Row, accept
+from .sampling import RowSampling, log_softmax, make_row_sampler, resolve_seed
+from .state.native import NativeRows
+from .stops import Piece, TextStream
+from .target import Target
+from .values import Finish, Request, Sampling, Statistics, TokenEvent, Usage
+
+
+@dataclass(slots=True)
+class Live:
+    """What stays behind a stream, settled whenever the caller has control.
+
+    `held` are the tokens in `target`, in order; `draft` covers them as its contract says.
+    """
+
+    target: NativeRows
+    draft: DraftRows | None = None
+    held: list[int] = field(default_factory=list)
+
+
+def open_live(target: Target) -> Live:
+    """An empty state for one request."""
+    return Live(target.new_rows())
+
+
+def generate(
+    target: Target,
+    request: Request,
+    drafter: DraftProvider | None = None,
+    *,
+    depth: int | None = None,
+    live: Live | None = None,
+    prefill_chunk: int = CHUNK,
+) -> Iterator[TokenEvent | Finish]:
+    """Generate one request's tokens: `TokenEvent`s in order, then one `Finish`.
+
+    Resolve and commit come before the tokens of a round are yielded: closing the generator at any
+    yield leaves `live` settled, holding the prompt and the tokens of whole rounds.
+
+    Args:
+        depth: drafts per round, at least 0; the drafter's default if None. Unused without one.
+        live: an empty state from `open_live`, for callers who want it afterwards.
+        prefill_chunk: prompt tokens per forward, at least 1.
+
+    Raises:
+        BadInput: at the call, for options that cannot be served, or a drafter on a target whose
+            caches cannot be rolled back.
+    """
+    live = live or open_live(target)
+    if live.held:
+        raise BadInput(f"the live state already holds {len(live.held)} tokens; it must be empty")
+    if depth is not None and depth < 0:
+        raise BadInput(f"depth must be at least 0, got {depth}")
+    if prefill_chunk < 1:
+        raise BadInput(f"prefill_chunk must be at least 1, got {prefill_chunk}")
+    if max(request.prompt) >= target.vocab_size or min(request.prompt) < 0:
+        raise BadInput(f"prompt ids must be between 0 and {target.vocab_size - 1}")
+    if drafter is not None and (names := live.target.cannot_roll_back):
+        raise BadInput(
+            f"drafter {drafter.id} cannot serve this target: cache kind {', '.join(names)} "
+            "has no rollback (it decodes without a drafter)"
+        )
+    if depth is None:
+        depth = 0 if drafter is None else drafter.default_depth
+    sampling = resolve_seed(request.sampling)
+    sampling.check_vocabulary(target.vocab_size)
+    return _stream(target, request, sampling, drafter, depth, live, prefill_chunk)
+
+
+def _stream(
+    target: Target,
+    request: Request,
+    sampling: Sampling,
+    drafter: DraftProvider | None,
+    depth: int,
+    live: Live,
+    prefill_chunk: int,
+) -> Iterator[TokenEvent | Finish]:
+    samplers = RowSampling([make_row_sampler(sampling)])
+    if drafter is not None:
+        live.draft = drafter.open(samplers)
+        live.draft.append(None)
+    text = _Collector(TextStream(target.tokenizer, request.stop_strings))
+    row = Row(
+        consumer=text,
+        eos=target.eos_ids | request.stop_ids,
+        held=live.held,
+        pending=request.prompt[-1],
+        step=request.first_step,
+        remaining=request.max_tokens,
+    )
+    forwards, logits = prefill(live.target, live.draft, request.prompt, chunk=prefill_chunk)
+    row.held += request.prompt[:-1]
+    if logits is not None:
+        _accept_first(row, samplers, logits)
+        yield from text.ready()
+    rounds = Rounds(
+        live.target, live.draft, samplers, [row], depth=depth, vocab_size=target.vocab_size
+    )
+    try:
+        while not rounds.done:
+            rounds.step()
+            yield from text.ready()
+    finally:
+        rounds.close()
+    yield from text.close()
+    yield text.finish(request, row, forwards, sampling.seed)
+
+
+def _accept_first(row: Row, samplers: RowSampling, logits: mx.array) -> None:
+    """After a `full` prefill: its logits [1, V] serve as a first round without a draft."""
+    logprobs = log_softmax(logits)[:, None]
+    (token,) = read(samplers.sample(logprobs, [row.step]))[0]
+    accept(row, (), [token], [read(logprobs)[0][0][token]])
+
+
+class _Collector:
+    """Takes one row's tokens and turns them into events."""
+
+    def __init__(self, stream: TextStream) -> None:
+        self._stream = stream
+        self._taken: list[TokenEvent] = []
+        self._ready: list[TokenEvent] = []
+
+    def take(self, token: int, logprob: float, *, from_draft: bool, round: int) -> bool:
+        self._taken.append(TokenEvent(token, "", logprob, from_draft, round))
+        self._add(self._stream.push(token))
+        return not self._stream.stopped
+
+    def ready(self) -> list[TokenEvent]:
+        """The events that became certain since the last call."""
+        events, self._ready = self._ready, []
+        return events
+
+    def close(self) -> list[TokenEvent]:
+        """The last events: what was held back for a stop string that did not come."""
+        self._add(self._stream.close())
+        return self.ready()
+
+    def finish(self, request: Request, row: Row, forwards: int, seed: int | None) -> Finish:
+        content = self._taken[: self._stream.num_content]
+        ended_by_eos = row.end == "stop" and not self._stream.stopped
+        return Finish(
+            reason="length" if row.end == "length" else "stop",
+            tokens=tuple(event.token for event in content),
+            text=self._stream.text,
+            tail=self._stream.tail,
+            logprobs=tuple(event.logprob for event in content),
+            usage=Usage(len(request.prompt), len(self._taken) + ended_by_eos),
+            rounds=tuple(row.trace),
+            statistics=Statistics.of(row.trace, prefill_forwards=forwards),
+            seed=seed,
+        )
+
+    def _add(self, pieces: list[Piece]) -> None:
+        self._ready += [replace(self._taken[p.index], text=p.text) for p in pieces]

@@ -1,0 +1,113 @@
+"""An mlx-lm model bound for decoding. The only file that knows how mlx-lm loads and runs one."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import sys
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import mlx_lm
+from mlx_lm.models.cache import make_prompt_cache
+
+from .errors import BadInput
+from .state.native import NativeRows
+
+
+class Target:
+    """A loaded model with its tokenizer. The two-model drafter binds its draft model the same way.
+
+    `eos_ids` are the ids that end a text; `vocab_size` is the width V of the logits.
+    """
+
+    def __init__(self, model: Any, tokenizer: Any, config: dict[str, Any], path: Path) -> None:
+        self.model = model
+        self.tokenizer = tokenizer
+        self.path = path
+        self.eos_ids: frozenset[int] = frozenset(tokenizer.eos_token_ids)
+        self.vocab_size: int = config.get("vocab_size") or config["text_config"]["vocab_size"]
+
+    @classmethod
+    def load(cls, path_or_id: str | Path) -> Target:
+        """Load an mlx-lm folder, or a hub id of the form `owner/name`.
+
+        Raises:
+            BadInput: no such folder, no config or weights in it, or a model type or file that
+                mlx-lm cannot load.
+        """
+        require_compiler()
+        folder = Path(path_or_id)
+        if folder.exists():
+            check_folder(folder)
+        elif not _looks_like_hub_id(str(path_or_id)):
+            raise BadInput(f"model folder {folder} does not exist")
+        try:
+            loaded: Any = mlx_lm.load(str(path_or_id), return_config=True)
+        except Exception as error:
+            # mlx-lm, tokenizers and the hub client raise whatever they like for a bad folder.
+            raise BadInput(f"cannot load model {path_or_id}: {_one_line(error)}") from error
+        model, tokenizer, config = loaded
+        return cls(model, tokenizer, config, folder)
+
+    def new_rows(self) -> NativeRows:
+        """An empty state for one row."""
+        return NativeRows(self.model, make_prompt_cache(self.model))
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of a raw prompt, as `mlx_lm.server` encodes a completion request."""
+        ids: list[int] = self.tokenizer.encode(text)
+        return ids
+
+    @cached_property
+    def identity(self) -> str:
+        """sha256 over config.json and the name and bytes of every weight file, sorted by name."""
+        digest = hashlib.sha256()
+        for file in [self.path / "config.json", *sorted(self.path.glob("*.safetensors"))]:
+            for field in (file.name.encode(), file.read_bytes()):
+                digest.update(len(field).to_bytes(8, "little"))
+                digest.update(field)
+        return digest.hexdigest()
+
+
+def check_folder(folder: Path) -> dict[str, Any]:
+    """The folder's config, after the checks whose failure mlx-lm words badly.
+
+    Raises:
+        BadInput: naming what is missing or unreadable.
+    """
+    if not folder.is_dir():
+        raise BadInput(f"model folder {folder} is not a folder")
+    config_file = folder / "config.json"
+    if not config_file.is_file():
+        raise BadInput(f"model folder {folder} has no config.json")
+    try:
+        config = json.loads(config_file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise BadInput(f"{config_file} is not readable JSON: {_one_line(error)}") from error
+    if not isinstance(config, dict) or "model_type" not in config:
+        raise BadInput(f"{config_file} names no model_type")
+    if not any(folder.glob("model*.safetensors")):
+        raise BadInput(f"model folder {folder} has no weights (model*.safetensors)")
+    return config
+
+
+def require_compiler() -> None:
+    """MLX's CPU backend on Linux calls `g++` at run time to compile fused kernels.
+
+    Raises:
+        BadInput: there is none.
+    """
+    if sys.platform == "linux" and shutil.which("g++") is None:
+        raise BadInput("no C++ compiler: mlx on Linux needs `g++` on PATH at run time")
+
+
+def _looks_like_hub_id(name: str) -> bool:
+    owner, slash, repo = name.partition("/")
+    return bool(slash and owner.strip(".~") and repo and "/" not in repo)
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(str(error).split()) or type(error).__name__

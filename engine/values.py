@@ -1,0 +1,177 @@
+"""Frozen values that enter and leave the loop, checked when they are built."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from .errors import BadInput
+
+FinishReason = Literal["stop", "length"]
+Rng = Literal["positional", "sequential"]
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How a token is drawn from log-probabilities.
+
+    `temperature` 0 is greedy, and then nothing else matters. `top_p` 0 or 1, `top_k` 0 and `min_p`
+    0 are off. `seed` None: `generate` draws one and reports it in `Finish.seed`.
+    `rng` says where a draw's randomness comes from; see `engine.sampling`.
+    """
+
+    temperature: float = 0.0
+    top_p: float = 0.0
+    top_k: int = 0
+    min_p: float = 0.0
+    seed: int | None = None
+    rng: Rng = "positional"
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.temperature < float("inf"):
+            raise BadInput(f"temperature must be at least 0, got {self.temperature}")
+        if not 0.0 <= self.top_p <= 1.0:
+            raise BadInput(f"top_p must be between 0 and 1, got {self.top_p}")
+        if self.top_k < 0:
+            raise BadInput(f"top_k must be at least 0, got {self.top_k}")
+        if not 0.0 <= self.min_p <= 1.0:
+            raise BadInput(f"min_p must be between 0 and 1, got {self.min_p}")
+        if self.rng not in ("positional", "sequential"):
+            raise BadInput(f"rng must be 'positional' or 'sequential', got {self.rng!r}")
+        if self.seed is not None and not 0 <= self.seed < 2**64:
+            raise BadInput(f"seed must be between 0 and 2**64 - 1, got {self.seed}")
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature == 0.0
+
+    def check_vocabulary(self, vocab_size: int) -> None:
+        """Refuse a `top_k` that mlx-lm's filter cannot take, before anything runs."""
+        if not self.greedy and self.top_k >= vocab_size:
+            raise BadInput(
+                f"top_k must be below the vocabulary size {vocab_size}, got {self.top_k}"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One prompt and what is wanted of it.
+
+    `prompt` holds token ids, `max_tokens` counts generated tokens with a terminal EOS.
+    `stop_ids` end the text like the model's own EOS ids, to which they are added.
+    `stop_strings` end it where the string begins. `first_step` is the step number of the first
+    generated token: above 0 when `prompt` already holds that many generated tokens, so that a
+    continued positional stream draws what the uninterrupted one would have drawn.
+    """
+
+    prompt: tuple[int, ...]
+    max_tokens: int = 100
+    sampling: Sampling = Sampling()
+    stop_ids: frozenset[int] = frozenset()
+    stop_strings: tuple[str, ...] = ()
+    first_step: int = 0
+
+    def __post_init__(self) -> None:
+        if not self.prompt:
+            raise BadInput("the prompt is empty; at least 1 token is needed")
+        if self.max_tokens < 1:
+            raise BadInput(f"max_tokens must be at least 1, got {self.max_tokens}")
+        if "" in self.stop_strings:
+            raise BadInput("a stop string is empty; at least 1 character is needed")
+        if self.first_step < 0:
+            raise BadInput(f"first_step must be at least 0, got {self.first_step}")
+
+
+@dataclass(frozen=True, slots=True)
+class TokenEvent:
+    """One content token, in order.
+
+    `text` is what became certain with it: empty while a character is incomplete or a stop string
+    may have begun. `logprob` is the target's own, before filters and temperature.
+    `round` counts from 0.
+    """
+
+    token: int
+    text: str
+    logprob: float
+    from_draft: bool
+    round: int
+
+
+@dataclass(frozen=True, slots=True)
+class RoundTrace:
+    """What one round did for one row.
+
+    `draft` are the proposed ids; `accepted` counts those the target confirmed, an EOS among them
+    included; `emitted` are the ids delivered, EOS excluded, tokens of a stop string included;
+    `retained` counts the draft tokens that stayed in the state.
+    """
+
+    draft: tuple[int, ...]
+    accepted: int
+    emitted: tuple[int, ...]
+    retained: int
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Token counts as served: a terminal EOS and the tokens of a stop string count once each."""
+
+    prompt_tokens: int
+    completion_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Statistics:
+    """What speculation did for one row. Counts come from the accept walk, not from retention."""
+
+    rounds: int
+    target_forwards: int
+    drafted: int
+    accepted: int
+    rejected: int
+    acceptance_lengths: tuple[int, ...]
+    drafted_by_position: tuple[int, ...]
+    accepted_by_position: tuple[int, ...]
+    tokens_per_forward: float
+    forwards_saved: int
+
+    @classmethod
+    def of(cls, rounds: Sequence[RoundTrace], *, prefill_forwards: int) -> Statistics:
+        """Sum up a row's rounds. `prefill_forwards` counts the target forwards before them."""
+        widest = max((len(r.draft) for r in rounds), default=0)
+        drafted = sum(len(r.draft) for r in rounds)
+        accepted = sum(r.accepted for r in rounds)
+        generated = sum(len(r.emitted) for r in rounds)
+        return cls(
+            rounds=len(rounds),
+            target_forwards=prefill_forwards + len(rounds),
+            drafted=drafted,
+            accepted=accepted,
+            rejected=drafted - accepted,
+            acceptance_lengths=tuple(r.accepted for r in rounds),
+            drafted_by_position=tuple(sum(len(r.draft) > p for r in rounds) for p in range(widest)),
+            accepted_by_position=tuple(sum(r.accepted > p for r in rounds) for p in range(widest)),
+            tokens_per_forward=generated / len(rounds) if rounds else 0.0,
+            forwards_saved=max(0, generated - len(rounds)),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """The last event of a stream.
+
+    `tokens`, `logprobs` and `text` are the whole content; `tail` is the part of the text that no
+    `TokenEvent` carried. `seed` is the one used, None for greedy.
+    """
+
+    reason: FinishReason
+    tokens: tuple[int, ...]
+    text: str
+    tail: str
+    logprobs: tuple[float, ...]
+    usage: Usage
+    rounds: tuple[RoundTrace, ...]
+    statistics: Statistics
+    seed: int | None

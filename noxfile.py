@@ -1,0 +1,57 @@
+"""What people and CI run: `nox -s parity`, `nox -s tests`, and the sessions beside them."""
+
+import nox
+
+nox.needs_version = ">=2024.4.15"
+nox.options.reuse_existing_virtualenvs = True
+nox.options.sessions = ["tests", "lint", "types", "parity"]
+
+ENV = {"MLX_ENABLE_TF32": "0"}
+
+
+@nox.session
+def parity(session: nox.Session) -> None:
+    """The main job: the matrix against mlx_lm.server, then its snapshots."""
+    session.install("-e", ".[test]")
+    results = f"{session.create_tmp()}/parity.json"
+    session.run("python", "-m", "parity", "list", "--coverage", env=ENV)
+    session.run("python", "-m", "parity", "run", "--json", results, *session.posargs, env=ENV)
+    session.run(
+        "pytest", "parity", "-q", "--parity-results", results, "--snapshot-no-cleanup", env=ENV
+    )
+
+
+@nox.session
+def tests(session: nox.Session) -> None:
+    """The test suite; arguments behind `--` go to pytest."""
+    session.install("-e", ".[test]")
+    session.run("pytest", "-n", "2", *session.posargs, env=ENV)
+
+
+@nox.session
+def lint(session: nox.Session) -> None:
+    session.install("ruff>=0.17")
+    session.run("ruff", "check", ".")
+    session.run("ruff", "format", "--check", ".")
+
+
+@nox.session
+def types(session: nox.Session) -> None:
+    session.install("-e", ".[test,types]", "nox")
+    session.run("mypy")
+
+
+@nox.session
+def review(session: nox.Session) -> None:
+    """What moved in the snapshots, case by case."""
+    session.install("-e", ".[test]")
+    session.run("python", "-m", "parity", "review", *session.posargs, env=ENV)
+
+
+@nox.session
+def fixtures(session: nox.Session) -> None:
+    """`-- --check` compares the committed files with the manifest; `-- --out DIR` trains anew."""
+    session.install("-e", ".[test]")
+    module = "fixtures.check" if "--check" in session.posargs else "fixtures.train"
+    arguments = [a for a in session.posargs if a != "--check"]
+    session.run("python", "-m", module, *arguments, env=ENV)

@@ -1,0 +1,85 @@
+"""A drafter that proposes what a function says: right, wrong, wild or too much."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import mlx.core as mx
+
+from engine import Draft
+from engine.drafters.source import PrefillMode
+from engine.host import read
+from engine.sampling import RowSampling
+from engine.state.checkpoint import Attachment, Checkpoint
+
+Propose = Callable[[int, int, int], Sequence[int]]
+"""(round, step, depth) to drafted ids."""
+
+
+def scripted(truth: Sequence[int], script: Sequence[Sequence[bool]]) -> Propose:
+    """Draft the true continuation, off by one wherever the round's script says False.
+
+    A round's script also gives its draft's length; scripts repeat from the first.
+    """
+
+    def propose(round: int, step: int, depth: int) -> list[int]:
+        plan = script[round % len(script)][:depth]
+        known = truth[step : step + len(plan)]
+        return [token if right else token + 1 for token, right in zip(known, plan, strict=False)]
+
+    return propose
+
+
+@dataclass(slots=True)
+class PuppetRows:
+    """One row; `prefilled` and `committed` tell what the engine reported."""
+
+    propose: Propose
+    prefill_mode: PrefillMode
+    commits: int | None
+    namespace: str = "puppet"
+    row_count: int = 0
+    rounds: int = 0
+    prefilled: list[int] = field(default_factory=list)
+    committed: list[int] = field(default_factory=list)
+
+    def append(self, checkpoint: Checkpoint | None) -> None:
+        self.row_count += 1
+
+    def filter_rows(self, keep: Sequence[int]) -> None:
+        self.row_count = len(keep)
+
+    def prefill(self, tokens: mx.array) -> None:
+        self.prefilled += read(tokens)[0]
+
+    def draft(self, pending: Sequence[int], depth: int, steps: Sequence[int]) -> Draft:
+        draft = Draft.of([self.propose(self.rounds, steps[0], depth)])
+        self.rounds += 1
+        return draft
+
+    def commit(self, retained: Sequence[int]) -> None:
+        if len(self.committed) == self.commits:
+            raise RuntimeError("commit broke")
+        self.committed += retained
+
+    def capture(self, row: int) -> Checkpoint:
+        return Checkpoint(0, Attachment("puppet", {}, ()))
+
+
+@dataclass(slots=True)
+class Puppet:
+    """The provider; `opened` are the groups it gave out. After `commits` commits one fails."""
+
+    propose: Propose
+    prefill_mode: PrefillMode = "tail-split"
+    commits: int | None = None
+    id: str = "puppet"
+    weights_bytes: int = 0
+    default_depth: int = 4
+    opened: list[PuppetRows] = field(default_factory=list)
+
+    def open(self, sampling: RowSampling) -> PuppetRows:
+        rows = PuppetRows(self.propose, self.prefill_mode, self.commits)
+        self.opened.append(rows)
+        return rows

@@ -1,0 +1,140 @@
+"""The command line: one line for bad input, the same tokens with and without a drafter."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import fixtures
+from engine.cli import main
+
+from .test_drafters import copy_with_config
+
+TARGET = str(fixtures.target_dir("dense"))
+DRAFT = str(fixtures.drafter_dir("dense-draft"))
+
+
+def run(*arguments: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "engine", "generate", *arguments]
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=60, env={**os.environ, **(env or {})}
+    )
+
+
+@pytest.mark.parametrize("sampling", [(), ("--seed", "1", "--temp", "0.8")], ids=["greedy", "temp"])
+def test_drafters_give_the_same_tokens(sampling: tuple[str, ...]) -> None:
+    """`lossless`, `lossless-sampled` as a user sees them."""
+    base = ("--target", TARGET, "--prompt", "Name: Anna. Say it again: ", "--json", *sampling)
+    answers = [
+        json.loads(run(*base, "--max-tokens", "24", *drafter).stdout)
+        for drafter in ((), ("--drafter", "ngram"), ("--drafter", f"two-model:{DRAFT}"))
+    ]
+    for answer in answers:
+        assert set(answer) == {"tokens", "text", "finish_reason", "usage", "seed", "statistics"}
+        for key in ("tokens", "text", "finish_reason", "usage", "seed"):
+            assert answer[key] == answers[0][key]
+    assert answers[0]["tokens"]
+    assert answers[2]["statistics"]["drafted"] > 0
+
+
+def test_text_streams_to_stdout_and_the_summary_to_stderr() -> None:
+    done = run("--target", TARGET, "--prompt", "Name: Anna. Say it again: ", "--max-tokens", "8")
+    assert (done.returncode, len(done.stderr.splitlines())) == (0, 1)
+    assert "rounds" in done.stderr
+    assert done.stdout.strip()
+
+
+def test_a_prompt_file_gives_one_object_per_line(tmp_path: Path) -> None:
+    file = tmp_path / "prompts.txt"
+    file.write_text("Name: Anna.\n\nИмя: Анна.\n", encoding="utf-8")
+    done = run("--target", TARGET, "--prompt-file", str(file), "--json", "--max-tokens", "4")
+    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [line["usage"]["prompt_tokens"] for line in lines] == [
+        len("Name: Anna."),
+        len("Имя: Анна.".encode()),
+    ]
+
+
+def folder(tmp_path: Path, name: str, files: dict[str, str]) -> str:
+    path = tmp_path / name
+    path.mkdir()
+    for file, content in files.items():
+        (path / file).write_text(content)
+    return str(path)
+
+
+def test_bad_input_is_one_line_and_exit_2(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nothing on stdout, no traceback; the line names the value and the limit."""
+    latin = tmp_path / "latin.txt"
+    latin.write_bytes(b"caf\xe9\n")
+    blank = tmp_path / "blank.txt"
+    blank.write_text("\n \n")
+    no_weights = folder(tmp_path, "w", {"config.json": '{"model_type": "llama"}'})
+    unknown = str(copy_with_config(Path(DRAFT), tmp_path / "u", model_type="nope"))
+    good = ("--target", TARGET, "--prompt", "x")
+    cases = [
+        (("--target", "/nowhere", "--prompt", "x"), "model folder /nowhere does not exist"),
+        (("--target", str(tmp_path), "--prompt", "x"), "has no config.json"),
+        (("--target", no_weights, "--prompt", "x"), "has no weights"),
+        (("--target", unknown, "--prompt", "x"), "Model type nope not supported"),
+        (("--target", TARGET), "exactly one of --prompt and --prompt-file"),
+        (("--target", TARGET, "--prompt", ""), "--prompt is empty"),
+        (("--target", TARGET, "--prompt-file", str(latin)), "not UTF-8 (byte 3)"),
+        (("--target", TARGET, "--prompt-file", str(blank)), "at least 1 line"),
+        (("--target", TARGET, "--prompt-file", str(tmp_path)), "cannot read prompt file"),
+        ((*good, "--depth", "-1"), "--depth must be at least 0, got -1"),
+        ((*good, "--max-tokens", "0"), "--max-tokens must be at least 1, got 0"),
+        ((*good, "--temp", "-1"), "temperature must be at least 0, got -1"),
+        ((*good, "--top-k", "100000", "--temp", "1"), "top_k must be below the vocabulary size"),
+        ((*good, "--rng", "lunar"), "got 'lunar'"),
+        ((*good, "--depth", "three"), "--depth"),
+        ((*good, "--no-such-flag"), "--no-such-flag"),
+        ((*good, "--stop", ""), "stop string is empty"),
+        ((*good, "--drafter", "ngram:x"), "takes no model path"),
+        ((*good, "--drafter", "eagle"), "does not exist"),
+    ]
+    for arguments, message in cases:
+        monkeypatch.setattr(sys, "argv", ["engine", "generate", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        out, errors = capsys.readouterr()
+        assert (ended.value.code, out) == (2, ""), (arguments, errors)
+        assert len(errors.splitlines()) == 1, errors
+        assert errors.startswith("error: ")
+        assert message in errors
+
+
+def test_bad_input_from_a_shell() -> None:
+    done = run("--target", "/nowhere", "--prompt", "x")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "error: model folder /nowhere does not exist\n"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="macOS needs no compiler at run time")
+def test_a_missing_compiler_is_said() -> None:
+    done = run("--target", TARGET, "--prompt", "x", env={"PATH": "/nonexistent"})
+    assert done.returncode == 2
+    assert done.stderr == "error: no C++ compiler: mlx on Linux needs `g++` on PATH at run time\n"
+
+
+def test_ctrl_c_is_one_line_and_exit_130(tmp_path: Path) -> None:
+    """In the middle of many prompts, after the first answer."""
+    file = tmp_path / "prompts.txt"
+    file.write_text("Name: Anna.\n" * 10_000)
+    command = [sys.executable, "-m", "engine", "generate", "--target", TARGET]
+    command += ["--prompt-file", str(file), "--max-tokens", "8", "--json"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    process.stdout.readline()
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert errors == "interrupted\n"
