@@ -22,6 +22,13 @@ def parity(session: nox.Session) -> None:
 
 
 @nox.session
+def canary(session: nox.Session) -> None:
+    """Do basic operations on this machine's default device agree with the CPU?"""
+    session.install("-e", ".[test]")
+    session.run("python", "-m", "parity.canary", env=ENV)
+
+
+@nox.session
 def tests(session: nox.Session) -> None:
     """The test suite; arguments behind `--` go to pytest."""
     session.install("-e", ".[test]")
@@ -55,3 +62,28 @@ def fixtures(session: nox.Session) -> None:
     module = "fixtures.check" if "--check" in session.posargs else "fixtures.train"
     arguments = [a for a in session.posargs if a != "--check"]
     session.run("python", "-m", module, *arguments, env=ENV)
+
+
+@nox.session
+def fuzz(session: nox.Session) -> None:
+    """The property tests at their nightly counts; arguments behind `--` go to pytest."""
+    session.install("-e", ".[test]")
+    env = {**ENV, "HYPOTHESIS_PROFILE": "nightly"}
+    session.run("pytest", "-n", "2", "tests/engine", "tests/parity", *session.posargs, env=env)
+
+
+@nox.session
+def mutation(session: nox.Session) -> None:
+    """Generated mutants of acceptance, rounds and rollback, in a clone that may be changed.
+
+    Fails if fewer than 80 % are killed, or if a survivor is not explained in docs/survivors.md.
+    """
+    session.install(".[test,mutation]")
+    clone = f"{session.create_tmp()}/clone"
+    session.run("rm", "-rf", clone, external=True)
+    session.run("git", "clone", "-q", ".", clone, external=True)
+    session.chdir(clone)
+    env = {**ENV, "HYPOTHESIS_PROFILE": "mutation", "PYTHONPATH": clone}
+    session.run("cosmic-ray", "init", "tests/mutation.toml", "mutation.sqlite", env=env)
+    session.run("cosmic-ray", "exec", "tests/mutation.toml", "mutation.sqlite", env=env)
+    session.run("python", "-m", "tests.mutants.survivors", "mutation.sqlite", env=env)

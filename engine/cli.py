@@ -13,6 +13,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+from typer.exceptions import TyperException
 
 from .drafters.registry import open_drafter
 from .drafters.source import DraftProvider
@@ -145,12 +146,9 @@ def main() -> None:
     warnings.showwarning = lambda message, *_: print(f"warning: {message}", file=sys.stderr)
     try:
         code = app(standalone_mode=False)
-    except Exception as error:
-        # Usage errors come from typer's own copy of click, or from click in older releases.
-        message = getattr(error, "format_message", None)
-        if message is None and not isinstance(error, BadInput):
-            raise
-        print(f"error: {' '.join((message() if message else str(error)).split())}", file=sys.stderr)
+    except (BadInput, TyperException) as error:
+        said = error.format_message() if isinstance(error, TyperException) else str(error)
+        print(f"error: {' '.join(said.split())}", file=sys.stderr)
         sys.exit(2)
     if code == 130:
         print("interrupted", file=sys.stderr)

@@ -109,6 +109,7 @@ def _stream(
     row.held += request.prompt[:-1]
     if logits is not None:
         _accept_first(row, samplers, logits)
+        forwards -= 1  # the last of them was this round's
         yield from text.ready()
     rounds = Rounds(
         live.target, live.draft, samplers, [row], depth=depth, vocab_size=target.vocab_size

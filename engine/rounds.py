@@ -94,6 +94,7 @@ class Rounds:
         self._rows = rows
         self._depth = depth
         self._vocab_size = vocab_size
+        self._no_draft = Draft.of([[] for _ in rows])
         self._ahead: Flight | None = None
         self._looks_ahead = draft is None and not target.cannot_roll_back
 
@@ -137,7 +138,7 @@ class Rounds:
 
     def _propose(self, steps: Sequence[int]) -> Draft:
         if self._draft is None:
-            return Draft.of([[] for _ in self._rows])
+            return self._no_draft
         depth = min(self._depth, max(row.remaining for row in self._rows))
         draft = self._draft.draft([row.pending for row in self._rows], depth, steps)
         if len(draft.lengths) != len(self._rows) or max(draft.lengths) > depth:

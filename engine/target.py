@@ -12,6 +12,7 @@ from typing import Any
 
 import mlx_lm
 from mlx_lm.models.cache import make_prompt_cache
+from mlx_lm.utils import hf_repo_to_path
 
 from .errors import BadInput
 from .state.native import NativeRows
@@ -50,6 +51,8 @@ class Target:
             # mlx-lm, tokenizers and the hub client raise whatever they like for a bad folder.
             raise BadInput(f"cannot load model {path_or_id}: {_one_line(error)}") from error
         model, tokenizer, config = loaded
+        if not folder.exists():
+            folder = hf_repo_to_path(str(path_or_id))
         return cls(model, tokenizer, config, folder)
 
     def new_rows(self) -> NativeRows:

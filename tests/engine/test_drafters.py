@@ -8,7 +8,7 @@ from pathlib import Path
 
 import mlx.core as mx
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -109,7 +109,7 @@ class NgramMachine(RuleBasedStateMachine):
 
 
 def test_ngram_rows_are_lists_of_tokens() -> None:
-    run_state_machine_as_test(NgramMachine, settings=settings(max_examples=40, deadline=None))
+    run_state_machine_as_test(NgramMachine)
 
 
 @pytest.mark.parametrize(
@@ -148,7 +148,6 @@ def test_ngram_index_is_fast_at_a_long_history() -> None:
     assert history.propose(10) == list(models.ngram_scan(history.tokens, 10))
 
 
-@settings(deadline=None, max_examples=30)
 @given(
     rounds=st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4)), min_size=1, max_size=6),
     capture_at=st.integers(0, 5),

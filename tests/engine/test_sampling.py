@@ -5,7 +5,7 @@ from __future__ import annotations
 import mlx.core as mx
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from mlx_lm.sample_utils import make_sampler
 
@@ -57,7 +57,6 @@ def test_steps_have_keys_of_their_own(seed: int, steps: list[int]) -> None:
     assert len(set(keys)) == len(keys)
 
 
-@settings(deadline=None)
 @given(SAMPLING, st.integers(0, 100), st.integers(1, 6), st.integers(0, 5))
 def test_a_draw_depends_on_its_step_alone(
     sampling: Sampling, step: int, width: int, position: int
@@ -73,7 +72,6 @@ def test_a_draw_depends_on_its_step_alone(
     assert group.tolist() == [mx.argmax(window, axis=-1).tolist(), whole]
 
 
-@settings(deadline=None)
 @given(
     SAMPLING.map(lambda s: Sampling(s.temperature, s.top_p, s.top_k, s.min_p, s.seed, "sequential"))
 )

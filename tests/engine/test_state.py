@@ -7,7 +7,7 @@ from typing import Any
 
 import mlx.core as mx
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from mlx_lm.models.cache import (
     ArraysCache,
@@ -42,7 +42,6 @@ def flat(tree: Any) -> list[Any]:
     return [leaf for t in tree for leaf in flat(t)] if isinstance(tree, tuple | list) else [tree]
 
 
-@settings(deadline=None, max_examples=80)
 @given(
     steps=st.lists(st.tuples(st.integers(1, 300), st.floats(0, 1)), min_size=1, max_size=5),
     tail=st.integers(1, 4),
@@ -100,7 +99,8 @@ def test_a_subclass_is_another_kind() -> None:
     class Mine(KVCache):
         pass
 
-    assert cannot_roll_back([Mine()]) == ("Mine",)
+    mine: Any = Mine
+    assert cannot_roll_back([mine()]) == ("Mine",)
 
 
 def test_transactions_have_one_order(target: Target) -> None:
@@ -121,7 +121,6 @@ def test_transactions_have_one_order(target: Target) -> None:
     assert [cache.offset for cache in rows.caches] == [1] * len(rows.caches)
 
 
-@settings(deadline=None, max_examples=30)
 @given(st.lists(st.tuples(st.integers(1, 5), st.integers(0, 5)), min_size=1, max_size=6))
 def test_rejected_columns_never_influence_a_result(
     target: Target, windows: list[tuple[int, int]]

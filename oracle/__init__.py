@@ -1,0 +1,21 @@
+"""Independent truth about what a model says: mlx-lm's server and generators, and slow models.
+
+Nothing here imports ``engine``. Read in this order:
+
+1. ``models``      the definitions, slow and obvious: no-cache greedy, the n-gram scan, the
+                   acceptance walk, and acceptance as an exact distribution in fractions
+2. ``noise``       filters, and which random bits a sampled token sees
+3. ``inprocess``   mlx-lm's plain and two-model generators, driven by ids, with a trace
+4. ``margins``     how close each decision of a finished run was, measured by replaying its ids
+5. ``server``      mlx_lm.server as a subprocess that never outlives its parent (``watch``)
+6. ``client``      a completion read from that server: ids, text, log-probabilities, usage
+7. ``deviations``  where mlx-lm is known to be wrong, as data, each with a reproducer that is run
+
+``python -m oracle deviations`` runs the last.
+"""
+
+import os
+
+# Float32 matmuls of different widths agree only without TF32; mlx reads this once, so it is set
+# before any module below imports mlx.
+os.environ.setdefault("MLX_ENABLE_TF32", "0")

@@ -1,0 +1,14 @@
+"""How hard property tests try: `HYPOTHESIS_PROFILE` is `ci` (default), `nightly` or `mutation`."""
+
+from __future__ import annotations
+
+import os
+
+from hypothesis import settings
+
+# No deadline: the first call of each shape compiles kernels.
+settings.register_profile("ci", deadline=None, max_examples=40)
+settings.register_profile("nightly", deadline=None, max_examples=2_000)
+# The same few examples for every mutant, so that a survivor is not luck.
+settings.register_profile("mutation", deadline=None, max_examples=12, derandomize=True)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
