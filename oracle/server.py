@@ -19,6 +19,8 @@ from typing import IO
 
 import httpx
 
+from oracle import device
+
 HOST = "127.0.0.1"
 POLL_S = 0.05
 STOP_S = 5.0
@@ -139,13 +141,18 @@ class Server:
     def _command(self) -> list[str]:
         draft = [] if self.draft is None else ["--draft-model", self.draft]
         return [
-            *(sys.executable, "-P", "-m", "mlx_lm", "server"),
+            *(sys.executable, "-P", *self._module(), "server"),
             *("--model", self.model, *draft),
             *("--host", HOST, "--port", str(self._port)),
             *("--allowed-origins", self._origin),
             *("--prompt-cache-size", str(self._prompt_cache_size)),
             *self._extra_args,
         ]
+
+    def _module(self) -> list[str]:
+        if self._env.get(device.VARIABLE):
+            return [str(Path(device.__file__))]
+        return ["-m", "mlx_lm"]
 
     def _spawn(self, log: IO[bytes]) -> None:
         watch = Path(__file__).with_name("watch.py")

@@ -6,6 +6,10 @@ import os
 
 from hypothesis import settings
 
+from oracle import device
+
+device.apply()
+
 # No deadline: the first call of each shape compiles kernels.
 settings.register_profile("ci", deadline=None, max_examples=40)
 settings.register_profile("nightly", deadline=None, max_examples=2_000)

@@ -25,8 +25,14 @@ WATCH = Path(oracle.server.__file__).with_name("watch.py")
 
 def running(pid: int) -> bool:
     """Whether a process runs; one that only waits to be reaped does not."""
-    ps = ["ps", "-o", "stat=", "-p", str(pid)]
-    state = subprocess.run(ps, capture_output=True, text=True, check=False).stdout.strip()
+    if sys.platform == "linux":  # where a small machine may have no `ps`
+        try:
+            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].strip()
+        except OSError:
+            return False
+    else:
+        ps = ["ps", "-o", "stat=", "-p", str(pid)]
+        state = subprocess.run(ps, capture_output=True, text=True, check=False).stdout.strip()
     return bool(state) and not state.startswith("Z")
 
 
@@ -66,6 +72,14 @@ def test_it_is_started_as_the_oracle_needs_it(stand_in: dict[str, str], tmp_path
         log = server.log_tail(99)
     assert f"--model {tmp_path} --draft-model . --host" in log
     assert "--prompt-cache-size 3 --kv-bits 8 TF32 1" in log
+
+
+def test_it_computes_on_the_device_that_the_environment_names(pair: tuple[Path, Path]) -> None:
+    """The same server behind a launcher; a device that is not there is said in one line."""
+    with Server(pair[0], env={"MLX_PARITY_DEVICE": "cpu"}) as server:
+        assert httpx.get(f"{server.url}/health", trust_env=False).json() == {"status": "ok"}
+    with pytest.raises(ServerFailed, match="must name a device .* got 'tpu'"):
+        Server(pair[0], env={"MLX_PARITY_DEVICE": "tpu"}).start()
 
 
 def test_an_exception_or_a_ctrl_c_in_the_block_ends_it(

@@ -1,0 +1,1 @@
+"""Deliberately wrong engines and wrong testers; each names what must catch it."""

@@ -1,0 +1,319 @@
+"""The mutants, as data: one text replaced in one file.
+
+A replacement whose old text is not there exactly once is an error: the mutant has gone stale.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class EngineMutant:
+    """A wrong engine. `case` is the case of the matrix that must end different.
+
+    `says` are words that the failure message must hold, beside the case and how to run it.
+    """
+
+    name: str
+    file: str
+    old: str
+    new: str
+    case: str
+    says: tuple[str, ...] = ("round ", "position ", "expected ", "got ")
+
+
+@dataclass(frozen=True, slots=True)
+class LawMutant:
+    """A wrong engine that no text shows. `check` names the function in `checks` that must fail."""
+
+    name: str
+    file: str
+    old: str
+    new: str
+    check: str
+
+
+@dataclass(frozen=True, slots=True)
+class SuiteMutant:
+    """A wrong tester. `check` names the function in `checks` that must fail."""
+
+    name: str
+    file: str
+    old: str
+    new: str
+    check: str
+
+
+GREEDY_3 = "serial/two-model/d3/greedy/repetition"
+
+ENGINE = (
+    EngineMutant(
+        "rollback one too far",
+        "engine/rounds.py",
+        "self._target.resolve([1 + kept for kept in retained])",
+        "self._target.resolve([max(kept, 1) for kept in retained])",
+        GREEDY_3,
+    ),
+    EngineMutant(
+        "rollback one too short",
+        "engine/state/layouts.py",
+        "    cache.offset -= n\n",
+        "    cache.offset -= n - 1\n",
+        GREEDY_3,
+    ),
+    EngineMutant(
+        "pending fed twice",
+        "engine/rounds.py",
+        "return mx.concatenate([pending, mx.where(usable, draft.tokens, pending)], axis=1)",
+        "self._target.forward(pending)\n"
+        "        return mx.concatenate([pending, mx.where(usable, draft.tokens, pending)], axis=1)",
+        GREEDY_3,
+    ),
+    EngineMutant(
+        "last prompt token fed twice",
+        "engine/prefill.py",
+        'known = prompt[:-1] if mode == "tail-split" else prompt',
+        "known = prompt",
+        "serial/off/d0/greedy/novel",
+    ),
+    EngineMutant(
+        "EOS emitted",
+        "engine/acceptance.py",
+        '            return Walk(accepted, tuple(emitted), None, "stop")',
+        '            return Walk(accepted, (*emitted, token), None, "stop")',
+        "serial/off/d0/greedy/early-stop",
+    ),
+    EngineMutant(
+        "EOS ignored",
+        "engine/acceptance.py",
+        "if token in eos:",
+        "if False:",
+        "serial/ngram/d3/greedy/early-stop",
+    ),
+    EngineMutant(
+        "budget overrun",
+        "engine/acceptance.py",
+        "if len(emitted) >= remaining:",
+        "if len(emitted) > remaining:",
+        "batch/off/d0/greedy/novel",
+    ),
+    EngineMutant(
+        "draft trusted unverified",
+        "engine/acceptance.py",
+        "        matches = position < len(draft) and token == draft[position]\n",
+        "        matches = position < len(draft)\n"
+        "        token = draft[position] if matches else token\n",
+        "serial/ngram/d8/greedy/repetition",
+    ),
+    EngineMutant(
+        "correction kept in the state",
+        "engine/acceptance.py",
+        "retained = min(delivered, walk.accepted)",
+        "retained = delivered",
+        GREEDY_3,
+        says=("broke off", "LawError"),
+    ),
+    EngineMutant(
+        "correction dropped, draft goes on",
+        "engine/rounds.py",
+        "        row.pending = outcome.pending\n",
+        "        row.pending = draft[-1] if draft else outcome.pending\n",
+        GREEDY_3,
+    ),
+    EngineMutant(
+        "feed rule broken: the last draft is not fed after a full accept",
+        "engine/drafters/two_model.py",
+        "self._lag = drafted.tokens[:, depth - 1 :] if 0 < depth == kept else None",
+        "self._lag = None",
+        GREEDY_3,
+        says=("round ", "(drafted, accepted)"),
+    ),
+    EngineMutant(
+        "draft state keeps a rejected token",
+        "engine/drafters/two_model.py",
+        "state.resolve([lag + 1 + min(kept, max(depth - 1, 0))])",
+        "state.resolve([lag + max(depth, 1)])",
+        GREEDY_3,
+        says=("round ", "(drafted, accepted)"),
+    ),
+    EngineMutant(
+        "stop string missed unless one token holds it",
+        "engine/stops.py",
+        "if self._matcher.advance(token) or self._find_stop() is not None:",
+        "if self._tokenizer.decode([token]) in self._stop_strings:",
+        "serial/two-model/d8/greedy/stop-string",
+    ),
+    EngineMutant(
+        "stop string left in the text",
+        "engine/stops.py",
+        "            self._text = self._text[:cut]\n",
+        "",
+        "serial/two-model/d8/greedy/stop-string",
+        says=("text",),
+    ),
+    EngineMutant(
+        "step key reused across a window",
+        "engine/sampling.py",
+        "[step_key(self._seed, step + n) for n in range(logprobs.shape[0])]",
+        "[step_key(self._seed, step) for n in range(logprobs.shape[0])]",
+        "serial/two-model/d3/temperature/novel",
+    ),
+    EngineMutant(
+        "steps count rounds instead of tokens",
+        "engine/rounds.py",
+        "row.step += delivered",
+        "row.step += 1",
+        "serial/two-model/d3/temperature/novel",
+    ),
+    EngineMutant(
+        "sequential draws position by position",
+        "engine/sampling.py",
+        "        return self._sample(logprobs)\n",
+        "        rows = [self._sample(logprobs[i : i + 1]) for i in range(logprobs.shape[0])]\n"
+        "        return mx.concatenate(rows)\n",
+        "serial/two-model/d3/temperature+sequential/novel",
+    ),
+    EngineMutant(
+        "filter ignored",
+        "engine/sampling.py",
+        "            logprobs = apply_top_k(logprobs, sampling.top_k)\n",
+        "            pass\n",
+        "serial/off/d0/top-k/novel",
+    ),
+    EngineMutant(
+        "log-probabilities of the position before",
+        "engine/rounds.py",
+        "        return Flight(draft, samples, chosen)\n",
+        "        return Flight(draft, samples, mx.roll(chosen, 1, axis=1))\n",
+        GREEDY_3,
+        says=("position ", "logprob"),
+    ),
+    EngineMutant(
+        "EOS missing from usage",
+        "engine/generate.py",
+        "len(self._taken) + ended_by_eos",
+        "len(self._taken)",
+        "serial/off/d0/greedy/early-stop",
+        says=("completion tokens",),
+    ),
+)
+
+LAWS = (
+    LawMutant(
+        "the round launched ahead is not taken back",
+        "engine/rounds.py",
+        "            self._target.resolve([0] * len(self._rows))\n",
+        "            self._target.resolve([1] * len(self._rows))\n",
+        "position_after_an_early_close",
+    ),
+    LawMutant(
+        "held tokens miss the pending one",
+        "engine/rounds.py",
+        "row.held += [row.pending, *draft[: outcome.retained]]",
+        "row.held += draft[: outcome.retained]",
+        "position_after_an_early_close",
+    ),
+    LawMutant(
+        "a broken state stays usable",
+        "engine/rounds.py",
+        "            self._target.poison(error)\n",
+        "",
+        "poison_after_a_failed_commit",
+    ),
+    LawMutant(
+        "n-gram history keeps rejected drafts",
+        "engine/drafters/ngram.py",
+        "history.push(draft[:kept])",
+        "history.push(draft)",
+        "ngram_history_after_a_rejection",
+    ),
+    LawMutant(
+        "an over-eager drafter is not reported",
+        "engine/rounds.py",
+        "or max(draft.lengths) > depth",
+        "or False",
+        "too_many_drafts_are_reported",
+    ),
+)
+
+TESTERS = (
+    SuiteMutant(
+        "the comparator skips the last token",
+        "parity/compare.py",
+        "for position in range(start, shared):",
+        "for position in range(start, shared - 1):",
+        "last_token_differs",
+    ),
+    SuiteMutant(
+        "the comparator ignores length",
+        "parity/compare.py",
+        "    if len(expected.ids) != len(actual.ids):\n        return shared\n",
+        "",
+        "one_token_is_missing",
+    ),
+    SuiteMutant(
+        "inconclusive is taken for equal",
+        "parity/compare.py",
+        "        return Verdict.INCONCLUSIVE\n    if any(",
+        "        return Verdict.EQUAL\n    if any(",
+        "most_is_unchecked",
+    ),
+    SuiteMutant(
+        "a stream is compared with itself",
+        "parity/compare.py",
+        "    if expected.origin == actual.origin:\n",
+        "    if False:\n",
+        "a_stream_meets_itself",
+    ),
+    SuiteMutant(
+        "a tie counts as equal",
+        "parity/compare.py",
+        "    if ties and not tolerance.ties_allowed:\n        return Verdict.DIFFERENT\n",
+        "",
+        "a_tie_in_float32_fails",
+    ),
+    SuiteMutant(
+        "every difference is a near tie",
+        "parity/compare.py",
+        "if measured.margin < tolerance.verdict_floor(measured.top_logit):",
+        "if measured.margin < float('inf'):",
+        "a_wide_margin_is_no_tie",
+    ),
+    SuiteMutant(
+        "the finish reason is ignored",
+        "parity/compare.py",
+        "    if expected.finish_reason != actual.finish_reason:\n        return shared\n",
+        "",
+        "finish_reason_differs",
+    ),
+    SuiteMutant(
+        "the text is ignored",
+        "parity/compare.py",
+        '        ("text", expected.text, actual.text),\n',
+        "",
+        "text_differs",
+    ),
+    SuiteMutant(
+        "NaN log-probabilities pass",
+        "parity/compare.py",
+        "if not difference <= tolerance.logprobs:",
+        "if difference > tolerance.logprobs:",
+        "a_logprob_is_nan",
+    ),
+    SuiteMutant(
+        "a dead server is swallowed",
+        "parity/runner.py",
+        "    except Unusable:\n        raise\n",
+        "    except Unusable as error:\n"
+        "        return CaseResult(case, _broken(expected, error), expected, None)\n",
+        "a_server_dies",
+    ),
+    SuiteMutant(
+        "a failed case exits 0",
+        "parity/report/words.py",
+        "        return SOME_DIFFERENT\n    if not all(",
+        "        return ALL_EQUAL\n    if not all(",
+        "a_difference_exits_1",
+    ),
+)
