@@ -76,7 +76,8 @@ def fuzz(session: nox.Session) -> None:
 def mutation(session: nox.Session) -> None:
     """Generated mutants of acceptance, rounds and rollback, in a clone that may be changed.
 
-    Fails if fewer than 80 % are killed, or if a survivor has no reason in tests/mutants/survivors.toml.
+    Fails if fewer than 80 % are killed, or if a survivor has no reason in
+    tests/mutants/survivors.toml.
     """
     session.install(".[test,mutation]")
     clone = f"{session.create_tmp()}/clone"

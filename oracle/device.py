@@ -23,7 +23,9 @@ def apply() -> None:
 
     known = {"cpu": mx.cpu, "gpu": mx.gpu}
     if name not in known or not mx.is_available(known[name]):
-        raise ValueError(f"{VARIABLE} must name a device of this machine (cpu or gpu), got {name!r}")
+        raise ValueError(
+            f"{VARIABLE} must name a device of this machine (cpu or gpu), got {name!r}"
+        )
     mx.set_default_device(known[name])
 
 

@@ -106,6 +106,7 @@ def test_a_subclass_is_another_kind() -> None:
 def test_transactions_have_one_order(target: Target) -> None:
     """`position`: begin, forwards, resolve; anything else is an error and changes nothing."""
     rows = target.new_rows()
+    assert rows.row_count == 1
     with pytest.raises(LawError, match="resolve without begin"):
         rows.resolve([0])
     rows.begin()

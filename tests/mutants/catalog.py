@@ -142,14 +142,14 @@ ENGINE = (
         "engine/stops.py",
         "if self._matcher.advance(token) or self._find_stop() is not None:",
         "if self._tokenizer.decode([token]) in self._stop_strings:",
-        "serial/two-model/d8/greedy/stop-string",
+        "serial/two-model/d8/greedy/stop-inside",
     ),
     EngineMutant(
         "stop string left in the text",
         "engine/stops.py",
         "            self._text = self._text[:cut]\n",
         "",
-        "serial/two-model/d8/greedy/stop-string",
+        "serial/two-model/d8/greedy/stop-inside",
         says=("text",),
     ),
     EngineMutant(
@@ -164,7 +164,7 @@ ENGINE = (
         "engine/rounds.py",
         "row.step += delivered",
         "row.step += 1",
-        "serial/two-model/d3/temperature/novel",
+        "serial/two-model/d3/temperature/one-token",
     ),
     EngineMutant(
         "sequential draws position by position",
@@ -179,7 +179,7 @@ ENGINE = (
         "engine/sampling.py",
         "            logprobs = apply_top_k(logprobs, sampling.top_k)\n",
         "            pass\n",
-        "serial/off/d0/top-k/novel",
+        "serial/off/d0/top-k/one-token",
     ),
     EngineMutant(
         "log-probabilities of the position before",

@@ -14,6 +14,7 @@ import pytest
 
 import fixtures
 from oracle.client import Client
+from oracle.inprocess import load
 from oracle.server import Server
 
 from . import checks
@@ -33,18 +34,20 @@ class Servers:
     def __init__(self, stack: ExitStack, log_dir: Path) -> None:
         self._stack = stack
         self._log_dir = log_dir
+        self._loaded = load(fixtures.target_dir("dense"))
         self._running: dict[str, Server] = {}
 
-    def client(self, source: str, loaded: Any) -> tuple[Server, Client]:
-        """A server of the kind that `source` names, and a client for it."""
+    def mount(self, references: Any, source: Any) -> None:
+        """Give `references` a running server of the kind that `source` names."""
         if source not in self._running:
             draft = fixtures.drafter_dir("dense-draft") if "draft" in source else None
             log = self._log_dir / f"{'draft' if draft else 'plain'}.log"
             server = Server(fixtures.target_dir("dense"), draft=draft, log_path=log)
             self._running[source] = self._stack.enter_context(server)
         server = self._running[source]
+        loaded = self._loaded
         client = Client(server, eos_ids=loaded.eos_ids, encode=loaded.encode_bare)
-        return server, self._stack.enter_context(client)
+        references.mount(source, server, self._stack.enter_context(client))
 
 
 @pytest.fixture(scope="session")
@@ -55,12 +58,11 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
 
 def run_case(world: World, case_id: str, servers: Servers) -> tuple[str, list[str]]:
     """A case's verdict in a world, and what is said about it."""
-    matrix = world["parity.cases"].matrix(fixtures.prompts())
+    matrix = world["parity.matrix"].matrix(fixtures.prompts())
     (case,) = [case for case in matrix if case.id == case_id]
     with world["parity.session"].open_session(world["parity.models"].fixture_models()) as session:
-        references = session.references
         if case.source.startswith("mlx_lm.server"):
-            references._servers[case.source] = servers.client(case.source, references._target)
+            servers.mount(session.references, case.source)
         result = session.run(case)
         return result.verdict, world["parity.report.words"].sentences(result, session.setting)
 

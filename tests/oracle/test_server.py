@@ -78,7 +78,7 @@ def test_it_computes_on_the_device_that_the_environment_names(pair: tuple[Path, 
     """The same server behind a launcher; a device that is not there is said in one line."""
     with Server(pair[0], env={"MLX_PARITY_DEVICE": "cpu"}) as server:
         assert httpx.get(f"{server.url}/health", trust_env=False).json() == {"status": "ok"}
-    with pytest.raises(ServerFailed, match="must name a device .* got 'tpu'"):
+    with pytest.raises(ServerFailed, match=r"must name a device .* got 'tpu'"):
         Server(pair[0], env={"MLX_PARITY_DEVICE": "tpu"}).start()
 
 

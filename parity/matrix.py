@@ -1,0 +1,253 @@
+"""The matrix: lane x drafter x depth x sampling x prompt kind, every cell filled or explained.
+
+A cell is a `Case`, an `Empty` with its reason, or a `Hole`: nobody decided. `RULES` decides, first
+match wins; a hole fails `python -m parity list --coverage`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import Literal, Protocol
+
+from parity.cases import (
+    DEPTHS,
+    DRAFTERS,
+    GREEDY,
+    LANES,
+    MAX_TOKENS,
+    SAMPLINGS,
+    Case,
+    Cell,
+    Drafter,
+    Empty,
+    Hole,
+    Lane,
+    Mode,
+    Source,
+)
+
+
+class Prompt(Protocol):
+    """A text to continue; several prompts may share a kind, their names then tell them apart."""
+
+    @property
+    def kind(self) -> str: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def text(self) -> str: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """What becomes of the cells it matches; a field that is None matches everything.
+
+    Exactly one of `source` (with the `law` it proves) and `reason` is given.
+    """
+
+    lanes: frozenset[Lane] | None = None
+    drafters: frozenset[Drafter] | None = None
+    depths: frozenset[int] | None = None
+    modes: frozenset[Mode] | None = None
+    source: Source | None = None
+    law: str = ""
+    traced: bool = False
+    reason: str = ""
+
+    def __post_init__(self) -> None:
+        if (self.source is None) != bool(self.reason) or (self.source is None) == bool(self.law):
+            raise ValueError("a rule has a source and a law, or a reason")
+
+    def matches(self, cell: Cell) -> bool:
+        return (
+            (self.lanes is None or cell.lane in self.lanes)
+            and (self.drafters is None or cell.drafter in self.drafters)
+            and (self.depths is None or cell.depth in self.depths)
+            and (self.modes is None or cell.sampling.mode in self.modes)
+        )
+
+
+RULES: tuple[Rule, ...] = (
+    Rule(
+        drafters=frozenset({"off"}),
+        depths=frozenset({1, 3, 8}),
+        reason="drafter off drafts nothing: depth 0 is all there is",
+    ),
+    Rule(
+        lanes=frozenset({"batch"}),
+        modes=frozenset({"positional", "sequential"}),
+        reason="the batch lane takes no seed (one would move the request to the serial lane): "
+        "its sampled streams cannot be repeated",
+    ),
+    Rule(
+        drafters=frozenset({"ngram"}),
+        depths=frozenset({1, 3, 8}),
+        modes=frozenset({"sequential"}),
+        reason="no oracle: mlx-lm has no n-gram drafter, and in its order a stream drafted "
+        "this way differs from the plain one by construction",
+    ),
+    Rule(
+        lanes=frozenset({"batch"}),
+        modes=frozenset({"greedy"}),
+        source=Source.SERVER,
+        law="lossless",
+    ),
+    Rule(
+        drafters=frozenset({"off", "ngram"}),
+        modes=frozenset({"greedy"}),
+        source=Source.SERVER,
+        law="lossless",
+    ),
+    Rule(
+        drafters=frozenset({"two-model"}),
+        modes=frozenset({"greedy"}),
+        source=Source.SERVER_DRAFT,
+        law="lossless, oracle-trace",
+        traced=True,
+    ),
+    Rule(
+        drafters=frozenset({"off", "ngram"}),
+        modes=frozenset({"sequential"}),
+        source=Source.SERVER,
+        law="oracle-sampled",
+    ),
+    # The trace costs a second oracle run: at one depth it shows what there is to see.
+    Rule(
+        drafters=frozenset({"two-model"}),
+        depths=frozenset({3}),
+        modes=frozenset({"sequential"}),
+        source=Source.SERVER_DRAFT,
+        law="oracle-sampled, oracle-trace",
+        traced=True,
+    ),
+    Rule(
+        drafters=frozenset({"two-model"}),
+        modes=frozenset({"sequential"}),
+        source=Source.SERVER_DRAFT,
+        law="oracle-sampled",
+    ),
+    Rule(
+        drafters=frozenset({"off"}),
+        modes=frozenset({"positional"}),
+        source=Source.GENERATE_STEP,
+        law="lossless-sampled",
+    ),
+    Rule(
+        drafters=frozenset({"ngram", "two-model"}),
+        modes=frozenset({"positional"}),
+        source=Source.OWN_PLAIN,
+        law="lossless-sampled",
+    ),
+)
+
+
+# How greedy answers to some kinds of prompt must end, or the kind is not what it is called.
+FINISHES: dict[str, Literal["stop", "length"]] = {"early-stop": "stop", "repetition": "length"}
+
+
+def decide(cell: Cell, prompt: str, rules: Sequence[Rule] = RULES) -> Case | Empty | Hole:
+    """Fill one cell by the first rule that matches it."""
+    for rule in rules:
+        if rule.matches(cell):
+            if rule.source is None:
+                return Empty(cell, rule.reason)
+            greedy = cell.sampling.mode == "greedy"
+            finish = FINISHES.get(cell.kind) if greedy else None
+            return Case(cell, prompt, rule.source, rule.law, rule.traced, finish=finish)
+    return Hole(cell)
+
+
+def names(prompts: Iterable[Prompt]) -> dict[str, str]:
+    """Texts by the last part of a case id: the kind, or kind.name where a kind has several."""
+    prompts = tuple(prompts)
+    kinds = [str(prompt.kind) for prompt in prompts]
+    labels = [
+        kind if kinds.count(kind) == 1 else f"{kind}.{prompt.name}"
+        for kind, prompt in zip(kinds, prompts, strict=True)
+    ]
+    if len(set(labels)) != len(labels):
+        raise ValueError(f"two prompts share a kind and a name: {sorted(labels)}")
+    return {label: prompt.text for label, prompt in zip(labels, prompts, strict=True)}
+
+
+def product_cells(
+    prompts: Iterable[Prompt], rules: Sequence[Rule] = RULES
+) -> tuple[Case | Empty | Hole, ...]:
+    """The whole product, decided, in the order of its axes."""
+    return tuple(
+        decide(Cell(lane, drafter, depth, sampling, kind), text, rules)
+        for lane, drafter, depth, sampling in product(LANES, DRAFTERS, DEPTHS, SAMPLINGS)
+        for kind, text in names(prompts).items()
+    )
+
+
+def matrix(prompts: Iterable[Prompt]) -> tuple[Case, ...]:
+    """Every case there is: the product's and then the extras."""
+    prompts = tuple(prompts)
+    filled = [cell for cell in product_cells(prompts) if isinstance(cell, Case)]
+    return (*filled, *extras(prompts))
+
+
+@dataclass(frozen=True, slots=True)
+class Extra:
+    """A named case outside the product: one prompt with a stop string or a budget of its own."""
+
+    kind: str
+    prompt: str
+    stop: tuple[str, ...] = ()
+    max_tokens: int = MAX_TOKENS
+    finish: Literal["stop", "length"] | None = None
+
+
+# Strings and budgets are cut to what the fixtures say; one that no longer fits fails its claim.
+EXTRAS: tuple[Extra, ...] = (
+    # "en hen turns around and ": the string begins in one n-gram burst and ends in another.
+    Extra("stop-across", "repetition", stop=("n turn",), finish="stop"),
+    # "f frost at night. After ": the string ends inside a two-model burst that was accepted whole.
+    Extra("stop-inside", "novel", stop=("After", "ght"), finish="stop"),
+    # "森, dog = 犬, cat = ": a character of three tokens. The string takes the space in front of it
+    # along, which mlx_lm.server would drop from the text otherwise (known deviation D21).
+    Extra("stop-multibyte", "utf8", stop=(" = 犬",), finish="stop"),
+    # The budget ends in what might have become the string, and the text is given out after all.
+    Extra("stop-unmet", "repetition", stop=("and around",), finish="length"),
+    Extra("budget-1", "novel", max_tokens=1, finish="length"),
+    Extra("budget-1-one-token", "one-token", max_tokens=1, finish="length"),
+    # " The sailor." and then EOS: the budget ends right before it, and with it.
+    Extra("budget-before-eos", "early-stop", max_tokens=12, finish="length"),
+    Extra("budget-with-eos", "early-stop", max_tokens=13, finish="stop"),
+)
+
+# Where the extras run: deep enough that a stop string lies inside one burst.
+EXTRA_CELLS: tuple[tuple[Lane, Drafter, int], ...] = (
+    ("serial", "off", 0),
+    ("serial", "ngram", 8),
+    ("serial", "two-model", 3),
+    ("serial", "two-model", 8),
+    ("batch", "ngram", 8),
+    ("batch", "two-model", 3),
+)
+
+
+def extras(prompts: Iterable[Prompt], table: Sequence[Extra] = EXTRAS) -> tuple[Case, ...]:
+    """The named cases, greedy, on every cell of `EXTRA_CELLS`."""
+    texts = names(prompts)
+    cases = []
+    for extra in table:
+        for lane, drafter, depth in EXTRA_CELLS:
+            cell = Cell(lane, drafter, depth, GREEDY, extra.kind)
+            decided = decide(cell, texts[extra.prompt])
+            assert isinstance(decided, Case), f"{cell.id} has no oracle"
+            cases.append(
+                replace(
+                    decided,
+                    law=f"{decided.law}, stop" if extra.stop else decided.law,
+                    # mlx-lm's generators know no stop strings.
+                    traced=decided.traced and not extra.stop,
+                    max_tokens=extra.max_tokens,
+                    stop=extra.stop,
+                    finish=extra.finish,
+                )
+            )
+    return tuple(cases)

@@ -1,0 +1,1 @@
+"""What a run said: in words, as a table, as JSON."""

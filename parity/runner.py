@@ -1,0 +1,196 @@
+"""Cases, one after the other: ask the oracle, ask the engine, compare."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from parity.cases import GREEDY, Case, Drafter, Source
+from parity.compare import Comparison, Failure, Measure, Verdict, compare
+from parity.errors import Unusable
+from parity.tolerance import Tolerance
+from parity.trace import Answer
+
+
+class Subject(Protocol):
+    """Something that answers cases."""
+
+    def answer(
+        self,
+        case: Case,
+        *,
+        drafter: Drafter | None = None,
+        depth: int | None = None,
+        given: tuple[int, ...] = (),
+    ) -> Answer | None:
+        """The answer to `case`, with another drafter and depth than the case's if named.
+
+        `given` are content tokens to start from: the answer's ids begin with them, and its
+        `logprobs` are only those of the tokens after them. None if the subject cannot start there.
+        """
+        ...
+
+
+class Oracle(Protocol):
+    """Knows the expected answer of a case; see `references.References`."""
+
+    def expected(self, case: Case) -> Answer: ...
+
+    def check_alive(self) -> None: ...
+
+
+class Meter(Protocol):
+    """Measures decisions; see `probe.Probe`."""
+
+    def measure(
+        self, case: Case, prefix: tuple[int, ...], expected: int | None, actual: int | None
+    ) -> Measure | None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class CaseResult:
+    """One case and what became of it; an answer is None if the case broke off before it."""
+
+    case: Case
+    comparison: Comparison
+    expected: Answer | None
+    actual: Answer | None
+
+    @property
+    def verdict(self) -> Verdict:
+        return self.comparison.verdict
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """Something that must have happened somewhere in a whole run."""
+
+    id: str
+    met: bool
+    text: str
+
+
+def in_running_order(cases: Iterable[Case]) -> list[Case]:
+    """The cases ordered so that the engine works while the servers answer, one after the other."""
+    order = (Source.GENERATE_STEP, Source.OWN_PLAIN, Source.SERVER, Source.SERVER_DRAFT)
+    return sorted(cases, key=lambda case: order.index(case.source))
+
+
+def run_case(
+    case: Case, oracle: Oracle, subject: Subject, meter: Meter, tolerance: Tolerance
+) -> CaseResult:
+    """Run one case. Whatever the engine raises is the case's result.
+
+    Raises:
+        Unusable: the oracle is not there.
+
+    """
+    expected = None
+    try:
+        expected = oracle.expected(case)
+        actual = subject.answer(case)
+        if actual is None:
+            raise RuntimeError("no answer")
+        comparison = _compare(case, expected, actual, subject, meter, tolerance)
+    except Unusable:
+        raise
+    except Exception as error:  # an engine that breaks off is the finding
+        return CaseResult(case, _broken(expected, error), expected, None)
+    return CaseResult(case, hold_to_claim(case, expected, comparison), expected, actual)
+
+
+def _compare(
+    case: Case,
+    expected: Answer,
+    actual: Answer,
+    subject: Subject,
+    meter: Meter,
+    tolerance: Tolerance,
+) -> Comparison:
+    def measure(position: int, old: int | None, new: int | None) -> Measure | None:
+        return meter.measure(case, expected.ids[:position], old, new)
+
+    def resume(count: int) -> Answer | None:
+        return subject.answer(case, given=expected.ids[:count])
+
+    return compare(expected, actual, tolerance, measure, resume)
+
+
+def hold_to_claim(case: Case, expected: Answer, comparison: Comparison) -> Comparison:
+    """A case that claims how its reference ends fails if that one ends otherwise."""
+    if case.finish is None or expected.finish_reason == case.finish:
+        return comparison
+    failure = Failure("claimed finish reason", case.finish, expected.finish_reason)
+    failures = (*comparison.failures, failure)
+    return replace(comparison, verdict=Verdict.DIFFERENT, failures=failures)
+
+
+def _broken(expected: Answer | None, error: Exception) -> Comparison:
+    said = " ".join(f"{type(error).__name__}: {error}".split())
+    total = 1 if expected is None else len(expected.ids) + 1
+    return Comparison(
+        Verdict.DIFFERENT, 0, total, failures=(Failure("broke off", "an answer", said),)
+    )
+
+
+# The acceptance counts a whole run must have seen, by their name.
+ACCEPTS = ("zero", "partial", "full")
+
+
+def accepts(results: Sequence[CaseResult], drafter: Drafter) -> set[str]:
+    """Which kinds of acceptance occurred in rounds that drafted something."""
+    seen = set()
+    for result in results:
+        if result.case.cell.drafter != drafter or result.actual is None:
+            continue
+        for one in result.actual.rounds:
+            if not one.draft:
+                continue
+            if one.accepted == 0:
+                seen.add("zero")
+            elif one.accepted == len(one.draft):
+                seen.add("full")
+            else:
+                seen.add("partial")
+    return seen
+
+
+def claims(results: Sequence[CaseResult]) -> tuple[Claim, ...]:
+    """What the whole matrix claims."""
+    return (*accept_claims(results), *sampling_claims(results))
+
+
+def accept_claims(results: Sequence[CaseResult]) -> tuple[Claim, ...]:
+    """Every kind of accept occurs, for both drafters."""
+    drafters: tuple[Drafter, ...] = ("ngram", "two-model")
+    return tuple(
+        Claim(
+            f"claims/{drafter}/{kind}-accept",
+            kind in accepts(results, drafter),
+            f"some round of drafter {drafter} ends in a {kind} accept",
+        )
+        for drafter in drafters
+        for kind in ACCEPTS
+    )
+
+
+def sampling_claims(results: Sequence[CaseResult]) -> tuple[Claim, ...]:
+    """Sampling leads away from the greedy text on most prompts; else it would test nothing.
+
+    Looks at the plain serial cases, which every sampling has.
+    """
+    texts: dict[str, dict[str, str]] = {}
+    for result in results:
+        cell = result.case.cell
+        if (cell.lane, cell.drafter) == ("serial", "off") and result.expected is not None:
+            texts.setdefault(cell.sampling.label, {})[cell.kind] = result.expected.text
+    greedy = texts.pop(GREEDY.label, {})
+    return tuple(
+        Claim(
+            f"claims/sampling/{label}",
+            2 * sum(text != greedy.get(kind) for kind, text in drawn.items()) > len(drawn),
+            f"most texts sampled by {label} differ from the greedy ones",
+        )
+        for label, drawn in sorted(texts.items())
+    )

@@ -1,0 +1,144 @@
+"""The engine under test, in process."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from engine import (
+    DraftProvider,
+    Finish,
+    Request,
+    Sampling,
+    Target,
+    TokenEvent,
+    generate,
+    open_drafter,
+)
+from parity.cases import Case, Drafter
+from parity.runner import Subject
+from parity.trace import Answer, Round, Trace
+
+
+class EngineSubject:
+    """The reference engine on one target."""
+
+    def __init__(self, target: Target, drafters: Mapping[Drafter, DraftProvider | None]) -> None:
+        self._target = target
+        self._drafters = drafters
+
+    @classmethod
+    def open(cls, target: Target, draft_dir: Path | None) -> EngineSubject:
+        """The engine with the matrix's drafters; without `draft_dir` there is no two-model one."""
+        drafters: dict[Drafter, DraftProvider | None] = {
+            "off": None,
+            "ngram": open_drafter("ngram", target),
+        }
+        if draft_dir is not None:
+            drafters["two-model"] = open_drafter(f"two-model:{draft_dir}", target)
+        return cls(target, drafters)
+
+    def answer(
+        self,
+        case: Case,
+        *,
+        drafter: Drafter | None = None,
+        depth: int | None = None,
+        given: tuple[int, ...] = (),
+    ) -> Answer | None:
+        drafter = case.cell.drafter if drafter is None else drafter
+        depth = case.cell.depth if depth is None else depth
+        origin = f"engine, drafter {drafter}, depth {depth}"
+        prompt = tuple(self._target.encode(case.prompt))
+        budget = case.max_tokens - len(given)
+        # Neither the global random state nor a half-seen stop string can be handed over.
+        if given and (case.cell.sampling.mode == "sequential" or case.stop):
+            return None
+        if budget == 0:
+            return Answer(origin, given, "", "length", len(prompt), len(given), ())
+        request = Request(
+            prompt=prompt + given,
+            max_tokens=budget,
+            sampling=_engine_sampling(case),
+            stop_strings=case.stop,
+            first_step=len(given),
+        )
+        events: list[TokenEvent] = []
+        for event in generate(self._target, request, self._drafters[drafter], depth=depth):
+            if isinstance(event, Finish):
+                return _answer(origin, len(prompt), given, events, event)
+            events.append(event)
+        raise RuntimeError(f"{origin}: the stream ended without a Finish")
+
+
+class Once:
+    """A subject that is asked each question once.
+
+    An engine in process knows no lanes: the cases of both lanes judge one and the same run of it,
+    each by its own oracle.
+    """
+
+    def __init__(self, subject: Subject) -> None:
+        self._subject = subject
+        self._answers: dict[tuple[object, ...], Answer | None] = {}
+
+    def answer(
+        self,
+        case: Case,
+        *,
+        drafter: Drafter | None = None,
+        depth: int | None = None,
+        given: tuple[int, ...] = (),
+    ) -> Answer | None:
+        drafter = case.cell.drafter if drafter is None else drafter
+        depth = case.cell.depth if depth is None else depth
+        asked = (case.cell.sampling, case.prompt, case.max_tokens, case.stop)
+        key = (*asked, drafter, depth, given)
+        if key not in self._answers:
+            self._answers[key] = self._subject.answer(
+                case, drafter=drafter, depth=depth, given=given
+            )
+        return self._answers[key]
+
+
+def _engine_sampling(case: Case) -> Sampling:
+    sampling = case.cell.sampling
+    if sampling.mode == "greedy":
+        return Sampling()
+    return Sampling(
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        top_k=sampling.top_k,
+        min_p=sampling.min_p,
+        seed=sampling.seed,
+        rng=sampling.mode,
+    )
+
+
+def _answer(
+    origin: str,
+    prompt_tokens: int,
+    given: tuple[int, ...],
+    events: list[TokenEvent],
+    finish: Finish,
+) -> Answer:
+    """What a consumer of the stream saw, which must be what `finish` sums up."""
+    streamed = "".join(event.text for event in events) + finish.tail
+    if streamed != finish.text:
+        raise RuntimeError(f"{origin}: streamed {streamed!r} but finished with {finish.text!r}")
+    if tuple(event.token for event in events) != finish.tokens:
+        raise RuntimeError(f"{origin}: streamed other tokens than it finished with")
+    return Answer(
+        origin,
+        given + finish.tokens,
+        finish.text,
+        finish.reason,
+        prompt_tokens,
+        finish.usage.completion_tokens + len(given),
+        finish.logprobs,
+        Trace(
+            tuple(event.from_draft for event in events),
+            tuple((len(one.draft), one.accepted) for one in finish.rounds),
+        ),
+        tuple(Round(one.draft, one.accepted, one.emitted) for one in finish.rounds),
+    )

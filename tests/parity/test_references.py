@@ -1,0 +1,205 @@
+"""The oracles: each question once, no server forgotten, no dead or cheating one believed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from oracle.client import Completion, OracleError
+from oracle.server import ServerFailed
+from parity import references, served
+from parity.cases import Source
+from parity.errors import Unusable
+from parity.models import Models
+from parity.references import References
+from parity.trace import Round, Trace
+from tests.parity.fakes import TOP_P, FakeSubject, answer, case
+
+COMPLETION = Completion((97, 98), (97, 98), "ab", "length", 4, 2, 0, (-0.5, -0.5))
+
+
+@dataclass
+class World:
+    """What the fake servers do, and what they saw."""
+
+    says: Completion = COMPLETION
+    error: Exception | None = None
+    fails_to_start: bool = False
+    alive: bool = True
+    running: int = 0
+    started: list[Path | None] = field(default_factory=list)
+    requests: list[dict[str, Any]] = field(default_factory=list)
+
+
+@pytest.fixture
+def world(monkeypatch: pytest.MonkeyPatch) -> World:
+    """Servers and clients made of paper."""
+    world = World()
+
+    class FakeServer:
+        pid = 4711
+
+        def __init__(self, model: Path, *, draft: Path | None, **_: Any) -> None:
+            world.started.append(draft)
+
+            self.runs = False
+
+        def start(self) -> None:
+            if world.fails_to_start:
+                raise ServerFailed("port 80 is in use")
+            self.runs = True
+            world.running += 1
+
+        def stop(self) -> None:
+            world.running -= self.runs
+            self.runs = False
+
+        def alive(self) -> bool:
+            return world.alive
+
+    class FakeClient:
+        def __init__(self, *_: Any, **__: Any) -> None:
+            pass
+
+        def close(self) -> None:
+            pass
+
+        def complete(self, prompt: str, **options: Any) -> Completion:
+            world.requests.append({"prompt": prompt, **options})
+            if world.error is not None:
+                raise world.error
+            return world.says
+
+    monkeypatch.setattr(served, "Server", FakeServer)
+    monkeypatch.setattr(served, "Client", FakeClient)
+    return world
+
+
+@pytest.fixture
+def oracle(world: World, tmp_path: Path) -> Iterator[References]:
+    """References on the fake servers, and on an engine whose plain stream is scripted."""
+    loaded: Any = SimpleNamespace(eos_ids=frozenset({0}), encode=list, encode_bare=list)
+    models = Models(Path("target"), Path("draft"))
+    rounds = (Round((1,), 1, (97, 98)),)
+    plain = answer((97, 98), origin="engine", trace=Trace((True,), ((1, 1),)), rounds=rounds)
+    subject = FakeSubject({0: plain})
+    with References(models, loaded, loaded, subject, tmp_path) as opened:
+        yield opened
+    assert world.running == 0
+
+
+def test_one_question_is_asked_once(oracle: References, world: World) -> None:
+    """Cases that differ in what the oracle does not see share one answer and one server."""
+    first = oracle.expected(case(depth=1))
+    assert oracle.expected(case(depth=8)) is first
+    assert (len(world.requests), world.started) == (1, [None])
+    oracle.expected(case(lane="batch"))
+    oracle.expected(case("long"))
+    assert len(world.requests) == 2, "kinds share a prompt here, lanes do not"
+    oracle.expected(case(drafter="two-model", source=Source.SERVER_DRAFT))
+    assert world.started == [None, Path("draft")]
+
+
+def test_what_was_asked_ahead_is_not_asked_again(oracle: References, world: World) -> None:
+    """The servers are asked in the order in which the cases will come; others are left out."""
+    draft = case(drafter="two-model", source=Source.SERVER_DRAFT)
+    own = case(sampling=TOP_P, source=Source.OWN_PLAIN)
+    oracle.ask_ahead([own, case(), draft, case(depth=8)])
+    oracle.expected(draft)
+    oracle.expected(case())
+    assert [request["num_draft_tokens"] for request in world.requests] == [None, 3]
+
+
+def test_questions_nobody_waits_for_do_not_outlive_the_run(world: World, tmp_path: Path) -> None:
+    """Ctrl-C: what is queued is dropped, and the servers stop whatever they were doing."""
+    loaded: Any = SimpleNamespace(eos_ids=frozenset({0}), encode=list, encode_bare=list)
+    models = Models(Path("target"), Path("draft"))
+    with References(models, loaded, loaded, FakeSubject({}), tmp_path) as oracle:
+        oracle.ask_ahead(replace(case(), prompt=str(number)) for number in range(1000))
+    assert world.running == 0
+    assert len(world.requests) < 1000
+
+
+def test_lanes_and_depths_are_asked_for(oracle: References, world: World) -> None:
+    """A seed is the serial lane; a depth is sent to a drafting server only."""
+    oracle.expected(case(lane="serial"))
+    oracle.expected(case(lane="batch"))
+    oracle.expected(case(drafter="two-model", depth=3, source=Source.SERVER_DRAFT))
+    seeds = [request["seed"] for request in world.requests]
+    depths = [request["num_draft_tokens"] for request in world.requests]
+    assert seeds == [1, None, 1]
+    assert depths == [None, None, 3]
+
+
+def test_a_server_that_died_is_named_with_its_log(oracle: References, world: World) -> None:
+    """mutants: swallow a dead server. It is noticed even if its answers are all in."""
+    oracle.expected(case())
+    world.alive = False
+    with pytest.raises(Unusable, match=r"mlx_lm.server \(pid 4711\) died; its log: .*plain\.log"):
+        oracle.expected(case())
+    with pytest.raises(Unusable, match="died"):
+        oracle.check_alive()
+
+
+def test_a_server_that_does_not_answer_ends_the_run(oracle: References, world: World) -> None:
+    """One line that names the case, the reason and the log."""
+    world.error = OracleError("status 500: boom")
+    with pytest.raises(Unusable, match=r"did not answer serial/ngram/d3.*boom; its log: "):
+        oracle.expected(case())
+
+
+def test_a_server_that_does_not_start_ends_the_run(oracle: References, world: World) -> None:
+    """A port in use, no compiler: in the server's words."""
+    world.fails_to_start = True
+    with pytest.raises(Unusable, match="port 80 is in use"):
+        oracle.expected(case())
+
+
+def test_a_server_that_failed_ahead_of_its_cases_ends_the_run_at_once(
+    oracle: References, world: World
+) -> None:
+    """It is not started again for the next question, and no case in between is run for nothing."""
+    world.fails_to_start = True
+    oracle.ask_ahead(replace(case(), prompt=str(number)) for number in range(9))
+    own = case(sampling=TOP_P, source=Source.OWN_PLAIN)
+    with pytest.raises(Unusable, match="port 80 is in use"):
+        oracle.expected(case())
+    with pytest.raises(Unusable, match="port 80 is in use"):
+        oracle.expected(own)
+    assert len(world.started) == 1
+
+
+def test_an_answer_from_the_prompt_cache_is_not_believed(oracle: References, world: World) -> None:
+    """D2, D8: it would depend on what was asked before."""
+    world.says = replace(COMPLETION, cached_tokens=3)
+    with pytest.raises(Unusable, match="reused 3 tokens"):
+        oracle.expected(case())
+
+
+@pytest.mark.parametrize("tokens", [(97, 98), (97, 99)])
+def test_both_oracles_of_a_traced_case_must_agree(
+    oracle: References, monkeypatch: pytest.MonkeyPatch, tokens: tuple[int, ...]
+) -> None:
+    """oracle-trace: the in-process rounds are believed only if they led to the served text."""
+    rounds = (SimpleNamespace(drafted=3, accepted=1),)
+    run = SimpleNamespace(
+        tokens=tokens, finish_reason="length", from_draft=(True, False), rounds=rounds
+    )
+    monkeypatch.setattr(references, "speculative", lambda *_: run)
+    traced = case(drafter="two-model", source=Source.SERVER_DRAFT, traced=True)
+    if tokens == COMPLETION.tokens:
+        assert oracle.expected(traced).trace == Trace((True, False), ((3, 1),))
+    else:
+        with pytest.raises(Unusable, match="disagrees with itself"):
+            oracle.expected(traced)
+
+
+def test_the_plain_stream_is_another_run_and_has_no_trace(oracle: References) -> None:
+    """lossless-sampled: what a drafter did is compared with nothing here."""
+    expected = oracle.expected(case(sampling=TOP_P, source=Source.OWN_PLAIN))
+    assert (expected.trace, expected.rounds) == (None, ())
