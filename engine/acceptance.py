@@ -67,9 +67,7 @@ class Outcome:
     pending: int | None
 
 
-def settle(
-    walk: Walk, delivered: int, *, stopped: bool = False, cancelled: bool = False
-) -> Outcome:
+def settle(walk: Walk, delivered: int, *, stopped: bool, cancelled: bool = False) -> Outcome:
     """Decide a row's outcome after delivery.
 
     Args:

@@ -25,7 +25,7 @@ from parity.cases import (
     Hole,
 )
 from parity.errors import BadInput, Unusable
-from parity.matrix import matrix, product_cells
+from parity.matrix import extras, matrix, product_cells
 from parity.models import Models, choose
 from parity.report.words import ALL_EQUAL, INTERRUPTED, SOME_DIFFERENT, UNUSABLE, exit_code
 from parity.runner import CaseResult, Claim, claims, in_running_order
@@ -92,13 +92,17 @@ def run(
     """Compare the engine with its oracles and say what differs."""
     models = choose(target, drafter)
     every = matrix(fixtures.prompts())
-    cases = _narrowed(_selected(every, k), models, drafter, depth, lane)
+    selected = _selected(every, k)
+    cases = _narrowed(selected, models, drafter, depth, lane)
     if part is not None:
         cases = shard(cases, part)
     if not cases:
         raise BadInput("no case is left to run: the options exclude each other")
     if json_file is not None:
         check_writable(json_file)
+    left_out = sum(map(models.leaves_out, selected))
+    if left_out:
+        print(f"{left_out} two-model cases are left out: name a draft, --drafter two-model:DIR")
     whole = models.are_fixtures and len(cases) == len(every)
     return partial(_run, cases, models, json_file, whole=whole)
 
@@ -206,10 +210,12 @@ def _run(cases: Sequence[Case], models: Models, json_file: Path | None, *, whole
             results.append(session.run(case))
         session.references.check_alive()
     claimed: tuple[Claim, ...] = claims(results) if whole else ()
+    made_with = environment()
     if json_file is not None:
-        made = document(results, claimed, environment(), sources_digest(), session.setting)
+        made = document(results, claimed, made_with, sources_digest(), session.setting)
         write(json_file, made)
-    show(results, claimed, session.setting, Console(width=None if sys.stdout.isatty() else 110))
+    console = Console(width=None if sys.stdout.isatty() else 110)
+    show(results, claimed, made_with, session.setting, console)
     return exit_code(results, claimed)
 
 
@@ -271,7 +277,11 @@ def _coverage(expression: str | None) -> int:
         print(f"hole: {hole.cell.id} has neither a case nor a reason")
     filled = sum(isinstance(one, Case) for one in decided)
     empty = len(decided) - filled - len(holes)
-    print(f"{len(decided)} cells: {filled} cases, {empty} empty with a reason, {len(holes)} holes")
+    named = sum(chosen(case.id) for case in extras(fixtures.prompts()))
+    print(
+        f"{len(decided)} cells: {filled} cases, {empty} empty with a reason, {len(holes)} holes; "
+        f"{named} named cases beside them"
+    )
     return 1 if holes else 0
 
 

@@ -37,6 +37,14 @@ PASSING = frozenset({Verdict.EQUAL, Verdict.NEAR_TIE, Verdict.SHAPE_TIE})
 """A tie is a verdict only on backends whose tolerance allows ties; elsewhere it is `different`."""
 
 
+def keep_all_snapshots(config: pytest.Config) -> None:
+    """Make syrupy look for snapshots through our extension, which finds none to be unused.
+
+    Its own would take every entry that a run did not touch, and the provenance, for left over.
+    """
+    config.option.default_extension = "parity.snapshots.StoredSnapshots"
+
+
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """What became of a case, wherever it ran."""

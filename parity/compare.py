@@ -217,18 +217,23 @@ def whole_failures(expected: Answer, actual: Answer) -> list[Failure]:
     ]
     failures = [Failure(what, old, new) for what, old, new in pairs if old != new]
     if expected.trace is not None:
-        failures += trace_failures(expected.trace, actual.trace)
+        failures += trace_failures(expected.trace, actual)
     return failures
 
 
-def trace_failures(expected: Trace, actual: Trace | None) -> list[Failure]:
-    """The first round, or else the first token, that came about in another way."""
-    if actual is None:
+def trace_failures(expected: Trace, actual: Answer) -> list[Failure]:
+    """The first round, or else the first token, that came about in another way.
+
+    A round's failure is placed at the first position that the round filled.
+    """
+    if actual.trace is None:
         return [Failure("trace", "one", None)]
-    for number, (old, new) in enumerate(zip_longest(expected.rounds, actual.rounds)):
+    for number, (old, new) in enumerate(zip_longest(expected.rounds, actual.trace.rounds)):
         if old != new:
-            return [Failure(f"round {number}, (drafted, accepted)", old, new)]
-    for position, (was, now) in enumerate(zip_longest(expected.from_draft, actual.from_draft)):
+            position = sum(len(one.emitted) for one in actual.rounds[:number])
+            return [Failure("(drafted, accepted)", old, new, position)]
+    flags = zip_longest(expected.from_draft, actual.trace.from_draft)
+    for position, (was, now) in enumerate(flags):
         if was != now:
             return [Failure("from-draft flag", was, now, position)]
     return []

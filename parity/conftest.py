@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from parity.cases import Case
-from parity.collect import FromFile, Live, Outcomes, Shelf
+from parity.collect import FromFile, Live, Outcomes, Shelf, keep_all_snapshots
 from parity.errors import BadInput, Unusable
 from parity.models import fixture_models
 from parity.report.document import StoredRun, read
@@ -31,6 +31,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    keep_all_snapshots(config)
     if config.option.update_new_snapshots_only:
         raise pytest.UsageError("record with --snapshot-update: only then are margins measured")
     path = config.getoption("--parity-results")

@@ -44,9 +44,6 @@ class Probe:
         ended = expected is None or actual is None
         if case.cell.sampling.mode == "sequential" or (ended and case.stop):
             return None
-        if ended and {expected, actual} & self._target.eos_ids:
-            # Both drew an EOS and one side gave it out as content: no margin excuses that.
-            return None
         if expected in self._target.eos_ids or actual in self._target.eos_ids:
             return None
         ids = [*self._target.encode(case.prompt), *prefix]

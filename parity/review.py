@@ -128,7 +128,7 @@ def _git(folder: Path, *arguments: str) -> str:
 def _describe(case_id: str, moves: Sequence[Move]) -> Iterator[str]:
     text_moved = any(move.part == "text" for move in moves)
     said = ", ".join(move.said for move in moves)
-    yield f"{case_id}: {said if text_moved else f'only the trace: {said}'}"
+    yield f"{case_id}: {said}" if text_moved else f"{case_id}: only {said}"
     for move in moves:
         if move.old and move.new and move.old.block != move.new.block:
             differ = _texts_differ if move.part == "text" else _traces_differ

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
+import signal
 
 from hypothesis import settings
 
 from oracle import device
 
 device.apply()
+
+# A shell that runs the tests in the background has Ctrl-C ignored, and what they start inherits it.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # No deadline: the first call of each shape compiles kernels.
 settings.register_profile("ci", deadline=None, max_examples=40)

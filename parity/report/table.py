@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import groupby
 
 from rich.console import Console
@@ -17,9 +17,15 @@ Row = tuple[str, str, int, str]
 
 
 def show(
-    results: Sequence[CaseResult], claims: Sequence[Claim], setting: Setting, console: Console
+    results: Sequence[CaseResult],
+    claims: Sequence[Claim],
+    environment: Mapping[str, str | int],
+    setting: Setting,
+    console: Console,
 ) -> None:
     """Print the whole report; the closing line comes last."""
+    said = ", ".join(f"{name} {value}" for name, value in environment.items())
+    console.print(escape(said), soft_wrap=True, highlight=False)
     console.print(summary(results))
     for result in results:
         for sentence in sentences(result, setting):

@@ -73,13 +73,29 @@ def closing_line(results: Sequence[CaseResult], claims: Sequence[Claim]) -> str:
 def _failure(result: CaseResult, failure: Failure, setting: Setting) -> str:
     place = _place(result, failure.position)
     if failure.what != "token":
-        return f"{place}{failure.what}: expected {failure.expected!r}, got {failure.actual!r}"
+        said = f"{place}{failure.what}: expected {failure.expected!r}, got {failure.actual!r}"
+        return said + _drafted(result, failure, setting)
     old, new = _token(failure.expected, setting), _token(failure.actual, setting)
     if failure.measure is None:
         margin = "margin not measured"
     else:
         margin = f"margin {failure.measure.margin:.3g}, delta {failure.measure.delta:.3g}"
     return f"{place}expected {old}, got {new} ({margin})"
+
+
+def _drafted(result: CaseResult, failure: Failure, setting: Setting) -> str:
+    """What the round at a trace failure drafted, and what came out of it."""
+    if failure.what != "(drafted, accepted)" or result.actual is None or failure.position is None:
+        return ""
+    number = round_of(result.actual.rounds, failure.position)
+    if number is None:
+        return ""
+    one = result.actual.rounds[number]
+    drafted, emitted = (
+        " ".join(_token(token, setting) for token in ids) or "nothing"
+        for ids in (one.draft, one.emitted)
+    )
+    return f" (drafted {drafted}; emitted {emitted})"
 
 
 def _tie(result: CaseResult, tie: Tie, setting: Setting) -> str:

@@ -127,7 +127,7 @@ ENGINE = (
         "self._lag = drafted.tokens[:, depth - 1 :] if 0 < depth == kept else None",
         "self._lag = None",
         GREEDY_3,
-        says=("round ", "(drafted, accepted)"),
+        says=("round ", "position ", "(drafted, accepted)", "expected ", "got ", "emitted "),
     ),
     EngineMutant(
         "draft state keeps a rejected token",
@@ -135,7 +135,7 @@ ENGINE = (
         "state.resolve([lag + 1 + min(kept, max(depth - 1, 0))])",
         "state.resolve([lag + max(depth, 1)])",
         GREEDY_3,
-        says=("round ", "(drafted, accepted)"),
+        says=("round ", "position ", "(drafted, accepted)", "expected ", "got ", "emitted "),
     ),
     EngineMutant(
         "stop string missed unless one token holds it",

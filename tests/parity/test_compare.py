@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, replace
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from parity.compare import (
@@ -328,6 +328,7 @@ def test_nine_tenths_checked_are_enough_for_a_tie() -> None:
     assert verdict_of(8, 9, (tie,), (), LOOSE) is Verdict.INCONCLUSIVE
 
 
+@example(19, 20)
 @given(st.integers(0, 50), st.integers(1, 50))
 def test_equal_needs_every_position(checked: int, total: int) -> None:
     """honest verdict: with nothing failed, equal is checked == total and nothing less."""

@@ -17,6 +17,7 @@ from parity.cases import Source
 from parity.errors import Unusable
 from parity.models import Models
 from parity.references import References
+from parity.served import Served
 from parity.trace import Round, Trace
 from tests.parity.fakes import TOP_P, FakeSubject, answer, case
 
@@ -163,14 +164,20 @@ def test_a_server_that_does_not_start_ends_the_run(oracle: References, world: Wo
 def test_a_server_that_failed_ahead_of_its_cases_ends_the_run_at_once(
     oracle: References, world: World
 ) -> None:
-    """It is not started again for the next question, and no case in between is run for nothing."""
+    """No case in between is run for nothing."""
     world.fails_to_start = True
-    oracle.ask_ahead(replace(case(), prompt=str(number)) for number in range(9))
-    own = case(sampling=TOP_P, source=Source.OWN_PLAIN)
     with pytest.raises(Unusable, match="port 80 is in use"):
         oracle.expected(case())
     with pytest.raises(Unusable, match="port 80 is in use"):
-        oracle.expected(own)
+        oracle.expected(case(sampling=TOP_P, source=Source.OWN_PLAIN))
+
+
+def test_a_server_that_failed_is_not_started_again(world: World, tmp_path: Path) -> None:
+    """What a second one said would not be what the first was asked."""
+    world.fails_to_start = True
+    with Served(Models(Path("target"), None), {0}, lambda _: [], tmp_path) as servers:
+        asked = [servers.ask(replace(case(), prompt=str(number))) for number in range(9)]
+        assert all(isinstance(one.exception(), Unusable) for one in asked)
     assert len(world.started) == 1
 
 

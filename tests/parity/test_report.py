@@ -79,8 +79,9 @@ def test_the_table_ends_with_every_failure_and_the_closing_line() -> None:
     failure = Failure("text", "a", "[b]")
     results = [result(), result(Verdict.DIFFERENT, failures=(failure,))]
     claim = Claim("claims/x", False, "x happens")
-    show(results, (claim,), SETTING, Console(file=out, width=100))
+    show(results, (claim,), {"mlx": "1.2"}, SETTING, Console(file=out, width=100))
     lines = out.getvalue().splitlines()
+    assert lines[0] == "mlx 1.2"
     assert "text: expected 'a', got '[b]'" in lines[-3]
     assert lines[-2] == "claims/x: not met: x happens"
     assert lines[-1] == closing_line(results, (claim,))

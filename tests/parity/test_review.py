@@ -97,7 +97,7 @@ def test_only_a_trace_that_moved_is_called_so(folder: Path) -> None:
         trace_entry(NOVEL, "3/3 1/3"),
     )
     (lines,) = changed_since("HEAD", folder).values()
-    assert lines[0] == f"{NOVEL}: only the trace: the trace moved"
+    assert lines[0] == f"{NOVEL}: only the trace moved"
     assert lines[1:3] == ["    was rounds 3/3 0/3", "    now rounds 3/3 1/3"]
 
 

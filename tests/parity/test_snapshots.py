@@ -41,7 +41,8 @@ class Mini:
         said.write_text(json.dumps(self.said))
         return subprocess.run(
             [
-                *(sys.executable, "-m", "pytest", "-q", "-rs", "test_mini.py"),
+                # A folder, as nox has it: from a folder syrupy would delete more than from a file.
+                *(sys.executable, "-m", "pytest", "-q", "-rs", "."),
                 *("-p", "syrupy", "-p", "xdist", "-p", "no:cacheprovider"),
                 *arguments,
             ],
@@ -78,6 +79,9 @@ class Mini:
 
 def new_mini(folder: Path) -> Mini:
     (folder / "test_mini.py").write_text(MINI.read_text())
+    (folder / "conftest.py").write_text(
+        "from parity.collect import keep_all_snapshots as pytest_configure\n"
+    )
     said = {"backend": "cpu-here", "version": "1", "kinds": copy.deepcopy(KINDS)}
     return Mini(folder, said)
 
@@ -166,6 +170,18 @@ def test_a_partial_recording_deletes_nothing(mini: Mini, how: tuple[str, ...]) -
     assert {name for name in before if after.get(name) != before[name]} == {"portable/both.ambr"}
     assert set(before) == set(after)
     assert "ids    98 97" in after["portable/both.ambr"]
+
+
+def test_recording_elsewhere_keeps_what_was_recorded_here(mini: Mini) -> None:
+    """A whole run on another backend uses none of this one's entries, and deletes none."""
+    before = mini.files()
+    mini.said["backend"] = "gpu-there"
+    assert mini.run("--snapshot-update").returncode == 0
+    after = mini.files()
+    here = {name for name in before if name.startswith("cpu-here/")}
+    assert here
+    assert all(after[name] == before[name] for name in here)
+    assert any(name.startswith("gpu-there/") for name in after)
 
 
 def test_a_part_that_loses_its_margin_leaves_the_portable_file(mini: Mini) -> None:
