@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
+import os
 import sys
 import warnings
 from collections.abc import Iterator
@@ -79,12 +81,13 @@ def _prompts(prompt: str | None, prompt_file: Path | None) -> list[str]:
             raise BadInput("--prompt is empty; at least 1 token is needed")
         return [prompt]
     try:
-        lines = prompt_file.read_text(encoding="utf-8").splitlines()
+        text = prompt_file.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
         raise BadInput(f"prompt file {prompt_file} is not UTF-8 (byte {error.start})") from error
     except OSError as error:
         raise BadInput(f"cannot read prompt file {prompt_file}: {error.strerror}") from error
-    prompts = [line for line in lines if line.strip()]
+    # Only newlines end a prompt: other line breaks of Unicode may stand in one.
+    prompts = [line.removesuffix("\r") for line in text.split("\n") if line.strip()]
     if not prompts:
         raise BadInput(f"prompt file {prompt_file} holds no prompt; at least 1 line is needed")
     return prompts
@@ -143,9 +146,21 @@ def _report(finish: Finish) -> dict[str, Any]:
 
 def main() -> None:
     """Run the command line. Bad input: one line on stderr, exit 2. Ctrl-C: exit 130."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # a terminal may know fewer characters
     warnings.showwarning = lambda message, *_: print(f"warning: {message}", file=sys.stderr)
     try:
         code = app(standalone_mode=False)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # The reader (head, less) has seen enough; nothing may be flushed into the pipe any more.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(0)
+    except OSError as error:
+        print(f"error: cannot write: {error.strerror}", file=sys.stderr)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(2)
     except (BadInput, TyperException) as error:
         said = error.format_message() if isinstance(error, TyperException) else str(error)
         print(f"error: {' '.join(said.split())}", file=sys.stderr)

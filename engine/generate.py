@@ -26,12 +26,14 @@ from .values import Finish, Request, Sampling, Statistics, TokenEvent, Usage
 class Live:
     """What stays behind a stream, settled whenever the caller has control.
 
-    `held` are the tokens in `target`, in order; `draft` covers them as its contract says.
+    `held` are the tokens in `target`, in order; `draft` covers them as its contract says. One
+    stream takes it, at the call and for good.
     """
 
     target: NativeRows
     draft: DraftRows | None = None
     held: list[int] = field(default_factory=list)
+    in_use: bool = False
 
 
 def open_live(target: Target) -> Live:
@@ -63,8 +65,8 @@ def generate(
             caches cannot be rolled back.
     """
     live = live or open_live(target)
-    if live.held:
-        raise BadInput(f"the live state already holds {len(live.held)} tokens; it must be empty")
+    if live.in_use:
+        raise BadInput("the live state belongs to another stream; open one for each")
     if depth is not None and depth < 0:
         raise BadInput(f"depth must be at least 0, got {depth}")
     if prefill_chunk < 1:
@@ -80,6 +82,7 @@ def generate(
         depth = 0 if drafter is None else drafter.default_depth
     sampling = resolve_seed(request.sampling)
     sampling.check_vocabulary(target.vocab_size)
+    live.in_use = True
     return _stream(target, request, sampling, drafter, depth, live, prefill_chunk)
 
 

@@ -3,7 +3,7 @@
 `positional`: every step of a request has its own key, made from (seed, step). A draw depends on
 nothing else, so the stream is the same with and without speculation, alone or in a group.
 
-`sequential`: mlx-lm's own samplers and order on MLX's global key. The stream is the one
+`sequential`: mlx-lm's own order of draws on one chain of keys. The stream is the one
 `mlx_lm.server` serves for the same seed; plain and speculative streams differ, as they do there.
 """
 
@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import Protocol
 
 import mlx.core as mx
-from mlx_lm.sample_utils import apply_min_p, apply_top_k, apply_top_p, make_sampler
+from mlx_lm.sample_utils import apply_min_p, apply_top_k, apply_top_p
 
 from .errors import BadInput
 from .values import Sampling
@@ -64,7 +64,7 @@ class Greedy:
 
 
 class Positional:
-    """Categorical draws with a key per step, after mlx-lm's filters in `make_sampler`'s order."""
+    """Categorical draws with a key per step."""
 
     def __init__(self, sampling: Sampling) -> None:
         assert sampling.seed is not None, "resolve_seed comes first"
@@ -75,36 +75,37 @@ class Positional:
         keys = mx.array(
             [step_key(self._seed, step + n) for n in range(logprobs.shape[0])], dtype=mx.uint32
         )
-        scaled = self._filter(logprobs) * (1.0 / self._sampling.temperature)
         draw_one = mx.vmap(lambda row, key: mx.random.categorical(row, key=key))
-        return draw_one(scaled, keys)
-
-    def _filter(self, logprobs: mx.array) -> mx.array:
-        sampling = self._sampling
-        if 0.0 < sampling.top_p < 1.0:
-            logprobs = apply_top_p(logprobs, sampling.top_p)
-        if sampling.min_p > 0.0:
-            logprobs = apply_min_p(logprobs, sampling.min_p)
-        if sampling.top_k > 0:
-            logprobs = apply_top_k(logprobs, sampling.top_k)
-        return logprobs
+        return draw_one(scaled(logprobs, self._sampling), keys)
 
 
 class Sequential:
-    """mlx-lm's sampler on MLX's global key, which building this reseeds.
+    """Categorical draws with the keys that mlx-lm's samplers take from MLX's global state.
 
-    The order of calls is part of the stream: one per draft step, then one for the whole window.
+    After `mx.random.seed(seed)` each draw there splits the state and uses the second half. The same
+    chain is kept here for one stream alone, so that streams do not disturb each other. The order
+    of calls is part of the stream: one per draft step, then one for the whole window.
     """
 
     def __init__(self, sampling: Sampling) -> None:
         assert sampling.seed is not None, "resolve_seed comes first"
-        mx.random.seed(sampling.seed)
-        self._sample = make_sampler(
-            sampling.temperature, sampling.top_p, sampling.min_p, top_k=sampling.top_k
-        )
+        self._sampling = sampling
+        self._state = mx.random.key(sampling.seed)
 
     def draw(self, logprobs: mx.array, step: int) -> mx.array:
-        return self._sample(logprobs)
+        self._state, key = mx.random.split(self._state)
+        return mx.random.categorical(scaled(logprobs, self._sampling), key=key)
+
+
+def scaled(logprobs: mx.array, sampling: Sampling) -> mx.array:
+    """[N, V] after mlx-lm's filters, in `make_sampler`'s order, divided by the temperature."""
+    if 0.0 < sampling.top_p < 1.0:
+        logprobs = apply_top_p(logprobs, sampling.top_p)
+    if sampling.min_p > 0.0:
+        logprobs = apply_min_p(logprobs, sampling.min_p)
+    if sampling.top_k > 0:
+        logprobs = apply_top_k(logprobs, sampling.top_k)
+    return logprobs * (1.0 / sampling.temperature)
 
 
 def resolve_seed(sampling: Sampling) -> Sampling:
@@ -126,7 +127,7 @@ class RowSampling:
 
     def __init__(self, samplers: Sequence[Sampler]) -> None:
         if len(samplers) > 1 and any(isinstance(s, Sequential) for s in samplers):
-            raise BadInput("rng 'sequential' draws on one global key and serves 1 row, not a group")
+            raise BadInput("rng 'sequential' draws on one chain and serves 1 row, not a group")
         self._samplers = tuple(samplers)
         self._all_greedy = all(isinstance(s, Greedy) for s in samplers)
 

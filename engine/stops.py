@@ -112,12 +112,13 @@ class TextStream:
 
     def _begun(self) -> int:
         """How many of the last tokens begin a stop string's own token sequence."""
-        return max(
+        lengths = (
             length
             for s in self._sequences
             for length in range(len(s))
             if tuple(self._tokens[len(self._tokens) - length :]) == s[:length]
         )
+        return max(lengths, default=0)
 
     def _matched_length(self) -> int:
         return max(len(s) for s in self._sequences if s and tuple(self._tokens[-len(s) :]) == s)

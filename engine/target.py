@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import shutil
 import sys
 from functools import cached_property
@@ -16,6 +17,7 @@ from mlx_lm.utils import hf_repo_to_path
 
 from .errors import BadInput
 from .state.native import NativeRows
+from .values import require_utf8
 
 
 class Target:
@@ -41,7 +43,8 @@ class Target:
         """
         require_compiler()
         folder = Path(path_or_id)
-        if folder.exists():
+        found = os.path.exists(folder)  # unlike Path.exists, False for a name that is too long
+        if found:
             check_folder(folder)
         elif not _looks_like_hub_id(str(path_or_id)):
             raise BadInput(f"model folder {folder} does not exist")
@@ -49,9 +52,10 @@ class Target:
             loaded: Any = mlx_lm.load(str(path_or_id), return_config=True)
         except Exception as error:
             # mlx-lm, tokenizers and the hub client raise whatever they like for a bad folder.
-            raise BadInput(f"cannot load model {path_or_id}: {_one_line(error)}") from error
+            where = "" if found else "there is no such folder, and as a hub id: "
+            raise BadInput(f"cannot load model {path_or_id}: {where}{_one_line(error)}") from error
         model, tokenizer, config = loaded
-        if not folder.exists():
+        if not found:
             folder = hf_repo_to_path(str(path_or_id))
         return cls(model, tokenizer, config, folder)
 
@@ -61,6 +65,7 @@ class Target:
 
     def encode(self, text: str) -> list[int]:
         """Token ids of a raw prompt, as `mlx_lm.server` encodes a completion request."""
+        require_utf8(text, "the prompt")
         ids: list[int] = self.tokenizer.encode(text)
         return ids
 

@@ -12,6 +12,14 @@ FinishReason = Literal["stop", "length"]
 Rng = Literal["positional", "sequential"]
 
 
+def require_utf8(text: str, what: str) -> None:
+    """Refuse text that has no UTF-8 form, such as undecodable bytes from a command line."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise BadInput(f"{what} is not UTF-8 (character {error.start}): {text!r}") from error
+
+
 @dataclass(frozen=True, slots=True)
 class Sampling:
     """How a token is drawn from log-probabilities.
@@ -29,8 +37,12 @@ class Sampling:
     rng: Rng = "positional"
 
     def __post_init__(self) -> None:
-        if not 0.0 <= self.temperature < float("inf"):
-            raise BadInput(f"temperature must be at least 0, got {self.temperature}")
+        # Beyond these its reciprocal, or what it divides, is no number in float32.
+        if self.temperature != 0.0 and not 1e-30 <= self.temperature <= 1e30:
+            raise BadInput(
+                f"temperature must be at least 0, and 0 or within 1e-30..1e30, "
+                f"got {self.temperature}"
+            )
         if not 0.0 <= self.top_p <= 1.0:
             raise BadInput(f"top_p must be between 0 and 1, got {self.top_p}")
         if self.top_k < 0:
@@ -77,8 +89,13 @@ class Request:
             raise BadInput("the prompt is empty; at least 1 token is needed")
         if self.max_tokens < 1:
             raise BadInput(f"max_tokens must be at least 1, got {self.max_tokens}")
+        stops: object = self.stop_strings
+        if isinstance(stops, str):  # which is a sequence of strings, too
+            raise BadInput(f"stop_strings must be a tuple of strings, got {self.stop_strings!r}")
         if "" in self.stop_strings:
             raise BadInput("a stop string is empty; at least 1 character is needed")
+        for stop in self.stop_strings:
+            require_utf8(stop, "a stop string")
         if self.first_step < 0:
             raise BadInput(f"first_step must be at least 0, got {self.first_step}")
 

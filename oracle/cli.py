@@ -95,6 +95,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise
         message = usage()
     else:
+        if code == 130:
+            sys.stderr.write("oracle: interrupted\n")
         return int(code or 0)
     sys.stderr.write(f"oracle: {' '.join(message.split())}\n")
     return 2

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
+import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -125,6 +127,8 @@ def review(
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run a command and exit. What cannot be run is one line on stderr and exit 2."""
+    # Asked to end, leave through the blocks that stop servers and remove logs.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
         command = app(list(sys.argv[1:] if arguments is None else arguments), standalone_mode=False)
         # --help has printed and left a code.
@@ -148,8 +152,13 @@ def check_writable(file: Path) -> None:
     folder = file.absolute().parent
     if not folder.is_dir():
         raise BadInput(f"--json {file}: its folder does not exist")
-    if file.is_dir() or not os.access(folder, os.W_OK):
-        raise BadInput(f"--json {file}: cannot be written")
+    if file.exists() and not file.is_file():
+        raise BadInput(f"--json {file}: is no regular file")
+    try:
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise BadInput(f"--json {file}: cannot be written: {error.strerror}") from error
 
 
 def _leave(line: str, code: int) -> NoReturn:
@@ -211,11 +220,14 @@ def _run(cases: Sequence[Case], models: Models, json_file: Path | None, *, whole
         session.references.check_alive()
     claimed: tuple[Claim, ...] = claims(results) if whole else ()
     made_with = environment()
-    if json_file is not None:
-        made = document(results, claimed, made_with, sources_digest(), session.setting)
-        write(json_file, made)
     console = Console(width=None if sys.stdout.isatty() else 110)
     show(results, claimed, made_with, session.setting, console)
+    if json_file is not None:
+        made = document(results, claimed, made_with, sources_digest(), session.setting)
+        try:
+            write(json_file, made)
+        except OSError as error:
+            raise Unusable(f"--json {json_file}: not written: {error.strerror}") from error
     return exit_code(results, claimed)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -65,6 +66,6 @@ def choose(target: str | None, drafter: str | None) -> Models:
 
 def _folder(what: str, name: str) -> Path:
     folder = Path(name)
-    if not folder.is_dir():
+    if not os.path.isdir(folder):  # unlike Path.is_dir, False for a name that is too long
         raise BadInput(f"{what} folder {name} does not exist")
     return folder

@@ -80,24 +80,49 @@ def in_running_order(cases: Iterable[Case]) -> list[Case]:
 def run_case(
     case: Case, oracle: Oracle, subject: Subject, meter: Meter, tolerance: Tolerance
 ) -> CaseResult:
-    """Run one case. Whatever the engine raises is the case's result.
+    """Run one case. Whatever the engine raises is the case's result, and nothing else is.
 
     Raises:
-        Unusable: the oracle is not there.
+        Unusable: the oracle is not there, or broke off itself.
 
     """
     expected = None
     try:
-        expected = oracle.expected(case)
-        actual = subject.answer(case)
-        if actual is None:
-            raise RuntimeError("no answer")
+        expected = _expected(case, oracle)
+        actual = _answered(case, subject)
         comparison = _compare(case, expected, actual, subject, meter, tolerance)
-    except Unusable:
-        raise
-    except Exception as error:  # an engine that breaks off is the finding
+    except _BrokeOff as error:  # an engine that breaks off is the finding
         return CaseResult(case, _broken(expected, error), expected, None)
     return CaseResult(case, hold_to_claim(case, expected, comparison), expected, actual)
+
+
+class _BrokeOff(Exception):
+    """The subject raised something, or gave no answer."""
+
+
+def _expected(case: Case, oracle: Oracle) -> Answer:
+    try:
+        return oracle.expected(case)
+    except Unusable:
+        raise
+    except Exception as error:
+        if case.source is Source.OWN_PLAIN:  # that oracle is the engine
+            raise _BrokeOff(_said(error)) from error
+        raise Unusable(f"the oracle of {case.id} broke off: {_said(error)}") from error
+
+
+def _answered(case: Case, subject: Subject) -> Answer:
+    try:
+        answer = subject.answer(case)
+    except Exception as error:
+        raise _BrokeOff(_said(error)) from error
+    if answer is None:
+        raise _BrokeOff("no answer")
+    return answer
+
+
+def _said(error: Exception) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())
 
 
 def _compare(
@@ -112,7 +137,10 @@ def _compare(
         return meter.measure(case, expected.ids[:position], old, new)
 
     def resume(count: int) -> Answer | None:
-        return subject.answer(case, given=expected.ids[:count])
+        try:
+            return subject.answer(case, given=expected.ids[:count])
+        except Exception as error:
+            raise _BrokeOff(_said(error)) from error
 
     return compare(expected, actual, tolerance, measure, resume)
 
@@ -127,10 +155,9 @@ def hold_to_claim(case: Case, expected: Answer, comparison: Comparison) -> Compa
 
 
 def _broken(expected: Answer | None, error: Exception) -> Comparison:
-    said = " ".join(f"{type(error).__name__}: {error}".split())
     total = 1 if expected is None else len(expected.ids) + 1
     return Comparison(
-        Verdict.DIFFERENT, 0, total, failures=(Failure("broke off", "an answer", said),)
+        Verdict.DIFFERENT, 0, total, failures=(Failure("broke off", "an answer", str(error)),)
     )
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import mlx.core as mx
 
-from ..errors import BadInput
+from ..errors import BadInput, LawError
 from ..host import read
 from ..sampling import RowSampling
 from ..state.checkpoint import Attachment, Checkpoint, require_schema
@@ -89,7 +89,8 @@ class NgramRows:
         return Draft.of(self._drafts)
 
     def commit(self, retained: Sequence[int]) -> None:
-        assert self._drafts is not None, "commit follows draft"
+        if self._drafts is None:
+            raise LawError("n-gram commit without draft")
         for history, draft, kept in zip(self._rows, self._drafts, retained, strict=True):
             history.push(draft[:kept])
         self._drafts = None

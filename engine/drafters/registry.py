@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -52,9 +53,10 @@ def open_drafter(spec: str, target: Target) -> DraftProvider | None:
     if not path:
         raise BadInput(f"drafter {spec!r} needs a folder: {kind or 'KIND'}:DIR")
     folder = Path(path)
-    if not folder.exists():
-        choices = ", ".join(("off", "ngram", *KINDS))
-        raise BadInput(f"drafter folder {path} does not exist (kinds: {choices})")
+    if not os.path.exists(folder):
+        raise BadInput(
+            f"drafter folder {path} does not exist (drafters: off, ngram, two-model:DIR, DIR)"
+        )
     found = detect_kind(folder)
     if kind and kind != found:
         raise BadInput(f"drafter folder {path} holds a {found} drafter, not {kind}")

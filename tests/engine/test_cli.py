@@ -52,12 +52,12 @@ def test_text_streams_to_stdout_and_the_summary_to_stderr() -> None:
 
 def test_a_prompt_file_gives_one_object_per_line(tmp_path: Path) -> None:
     file = tmp_path / "prompts.txt"
-    file.write_text("Name: Anna.\n\nИмя: Анна.\n", encoding="utf-8")
+    file.write_text("\ufeffName: Anna.\r\n\nИмя:\u2028Анна.\n", encoding="utf-8", newline="")
     done = run("--target", TARGET, "--prompt-file", str(file), "--json", "--max-tokens", "4")
     lines = [json.loads(line) for line in done.stdout.splitlines()]
     assert [line["usage"]["prompt_tokens"] for line in lines] == [
         len("Name: Anna."),
-        len("Имя: Анна.".encode()),
+        len("Имя:\u2028Анна.".encode()),
     ]
 
 
@@ -92,7 +92,11 @@ def test_bad_input_is_one_line_and_exit_2(
         (("--target", TARGET, "--prompt-file", str(tmp_path)), "cannot read prompt file"),
         ((*good, "--depth", "-1"), "--depth must be at least 0, got -1"),
         ((*good, "--max-tokens", "0"), "--max-tokens must be at least 1, got 0"),
-        ((*good, "--temp", "-1"), "temperature must be at least 0, got -1"),
+        ((*good, "--temp", "-1"), "temperature must be at least 0"),
+        ((*good, "--temp", "-1"), "got -1"),
+        (("--target", TARGET, "--prompt", "\udcff"), "the prompt is not UTF-8"),
+        (("--target", "x" * 5000, "--prompt", "x"), "does not exist"),
+        ((*good, "--drafter", "x" * 5000), "does not exist"),
         ((*good, "--top-k", "100000", "--temp", "1"), "top_k must be below the vocabulary size"),
         ((*good, "--rng", "lunar"), "got 'lunar'"),
         ((*good, "--depth", "three"), "--depth"),
@@ -116,6 +120,16 @@ def test_bad_input_from_a_shell() -> None:
     done = run("--target", "/nowhere", "--prompt", "x")
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == "error: model folder /nowhere does not exist\n"
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="only Linux has a device that is full")
+def test_output_that_cannot_be_written_is_one_line() -> None:
+    command = [sys.executable, "-m", "engine", "generate", "--target", TARGET, "--prompt", "x"]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [*command, "--json"], stdout=full, stderr=subprocess.PIPE, text=True, timeout=60
+        )
+    assert (done.returncode, done.stderr) == (2, "error: cannot write: No space left on device\n")
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="macOS needs no compiler at run time")

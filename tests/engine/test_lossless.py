@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from itertools import zip_longest
+
 import mlx.core as mx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from engine import (
+    BadInput,
     DraftProvider,
     Finish,
     LawError,
@@ -20,6 +23,7 @@ from engine import (
     open_live,
 )
 from engine.drafters.source import PrefillMode
+from engine.values import Rng
 from oracle import models
 
 from .conftest import finish_of, last
@@ -268,3 +272,29 @@ def test_a_failing_draft_commit_poisons_the_target_too(
         list(generate(target, Request(prompt, 24), puppet, live=live))
     with pytest.raises(LawError, match="state is lost"):
         live.target.begin()
+
+
+def test_a_live_state_serves_one_stream(target: Target) -> None:
+    """`position`: a second stream on it would put its tokens behind the first one's."""
+    live = open_live(target)
+    first = generate(target, Request((5, 6), 4), live=live)
+    with pytest.raises(BadInput, match="belongs to another stream"):
+        generate(target, Request((7, 8), 4), live=live)
+    assert last(list(first)).tokens == finish_of(target, (5, 6), max_tokens=4).tokens
+
+
+@pytest.mark.parametrize("rng", ["positional", "sequential"])
+def test_streams_do_not_disturb_each_other(
+    target: Target, two_model: DraftProvider, prompt: tuple[int, ...], rng: Rng
+) -> None:
+    """`lossless-sampled`: two streams taken in turn draw what each draws alone."""
+    samplings = [Sampling(1.2, seed=5, rng=rng), Sampling(1.2, seed=6, rng=rng)]
+    for provider in (None, two_model):
+        alone = [finish_of(target, prompt, provider, sampling=s).tokens for s in samplings]
+        streams = [generate(target, Request(prompt, 24, s), provider) for s in samplings]
+        taken: list[list[int]] = [[], []]
+        for pair in zip_longest(*streams):
+            for tokens, event in zip(taken, pair, strict=True):
+                if isinstance(event, TokenEvent):
+                    tokens.append(event.token)
+        assert [tuple(tokens) for tokens in taken] == alone

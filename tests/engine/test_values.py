@@ -45,6 +45,8 @@ def test_the_stateful_ones_exist() -> None:
         ({"prompt": ()}, "the prompt is empty"),
         ({"prompt": (1,), "max_tokens": 0}, "max_tokens must be at least 1, got 0"),
         ({"prompt": (1,), "stop_strings": ("a", "")}, "a stop string is empty"),
+        ({"prompt": (1,), "stop_strings": "ab"}, "must be a tuple of strings, got 'ab'"),
+        ({"prompt": (1,), "stop_strings": ("\ud800",)}, "a stop string is not UTF-8"),
         ({"prompt": (1,), "first_step": -1}, "first_step must be at least 0, got -1"),
     ],
 )

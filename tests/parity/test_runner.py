@@ -58,10 +58,19 @@ def test_an_engine_that_breaks_off_is_different(said: Exception | None) -> None:
 
 def test_an_oracle_whose_own_run_breaks_is_different_too() -> None:
     """The engine's plain stream is the oracle of drafting runs; if it breaks, the case fails."""
-    oracle = FakeOracle(answer(), dies_at=case().id, error=ValueError("plain broke"))
-    result = run_case(case(), oracle, FakeSubject({0: answer()}), FakeMeter(None), EXACT)
+    own = case(source=Source.OWN_PLAIN)
+    oracle = FakeOracle(answer(), dies_at=own.id, error=ValueError("plain broke"))
+    result = run_case(own, oracle, FakeSubject({0: answer()}), FakeMeter(None), EXACT)
     assert result.verdict is Verdict.DIFFERENT
     assert result.expected is None
+
+
+def test_an_oracle_that_breaks_off_is_not_the_engines_fault() -> None:
+    """Exit 2 and not 1: nothing was found out about the engine."""
+    server = case(source=Source.SERVER)
+    oracle = FakeOracle(answer(), dies_at=server.id, error=KeyError("choices"))
+    with pytest.raises(Unusable, match=r"oracle of .* broke off: KeyError: 'choices'"):
+        run_case(server, oracle, FakeSubject({0: answer()}), FakeMeter(None), EXACT)
 
 
 def test_after_a_tie_the_engine_is_given_the_oracles_tokens() -> None:
