@@ -74,7 +74,10 @@ def test_any_acceptance_pattern_gives_plain_text_and_the_exact_state(
     puppet = Puppet(scripted(plain.tokens, script), prefill_mode=mode)
     live = open_live(target)
     request = Request(prompt, budget, sampling)
-    got = last(list(generate(target, request, puppet, depth=depth, live=live)))
+    events = list(generate(target, request, puppet, depth=depth, live=live))
+    got = last(events)
+    flags = [event.from_draft for event in events if isinstance(event, TokenEvent)]
+    assert flags == [i < r.accepted for r in got.rounds for i in range(len(r.emitted))]
     assert (got.tokens, got.text, got.reason, got.usage) == (
         plain.tokens,
         plain.text,
