@@ -1,5 +1,7 @@
 """What people and CI run: `nox -s parity`, `nox -s tests`, and the sessions beside them."""
 
+from pathlib import Path
+
 import nox
 
 nox.needs_version = ">=2024.4.15"
@@ -80,7 +82,7 @@ def mutation(session: nox.Session) -> None:
     tests/mutants/survivors.toml.
     """
     session.install(".[test,mutation]")
-    clone = f"{session.create_tmp()}/clone"
+    clone = str(Path(session.create_tmp(), "clone").resolve())
     session.run("rm", "-rf", clone, external=True)
     session.run("git", "clone", "-q", ".", clone, external=True)
     session.chdir(clone)

@@ -5,7 +5,7 @@ Prefill, then rounds of draft, verify, accept, resolve and commit, then the toke
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from dataclasses import dataclass, field, replace
 
 import mlx.core as mx
@@ -49,7 +49,7 @@ def generate(
     depth: int | None = None,
     live: Live | None = None,
     prefill_chunk: int = CHUNK,
-) -> Iterator[TokenEvent | Finish]:
+) -> Generator[TokenEvent | Finish, None, None]:
     """Generate one request's tokens: `TokenEvent`s in order, then one `Finish`.
 
     Resolve and commit come before the tokens of a round are yielded: closing the generator at any
@@ -94,7 +94,7 @@ def _stream(
     depth: int,
     live: Live,
     prefill_chunk: int,
-) -> Iterator[TokenEvent | Finish]:
+) -> Generator[TokenEvent | Finish, None, None]:
     samplers = RowSampling([make_row_sampler(sampling)])
     if drafter is not None:
         live.draft = drafter.open(samplers)

@@ -152,7 +152,7 @@ def test_closing_at_any_token_leaves_a_settled_state(
         taken += isinstance(event, TokenEvent)
         if taken == close_after:
             break
-    events.close()  # type: ignore[attr-defined]  # an iterator by type, a generator in fact
+    events.close()
     assert_holds(target, live)
     assert live.held == [*prompt, *plain.tokens][: len(live.held)]
     assert len(live.held) >= len(prompt) + taken - 1
