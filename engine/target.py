@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import sys
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -67,6 +68,22 @@ class Target:
         """Token ids of a raw prompt, as `mlx_lm.server` encodes a completion request."""
         require_utf8(text, "the prompt")
         ids: list[int] = self.tokenizer.encode(text)
+        return ids
+
+    def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
+        """Token ids of a chat through the model's template, as `mlx_lm.server` encodes one.
+
+        Raises:
+            BadInput: the model has no template, or it refuses the messages.
+        """
+        if not self.tokenizer.has_chat_template:
+            raise BadInput(f"model {self.path} has no chat template")
+        try:
+            ids: list[int] = self.tokenizer.apply_chat_template(
+                [dict(m) for m in messages], tools=None, add_generation_prompt=True
+            )
+        except Exception as error:  # templates raise whatever they like
+            raise BadInput(f"the chat template refuses the messages: {_one_line(error)}") from error
         return ids
 
     @cached_property

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -30,6 +30,22 @@ class Loaded:
     def encode(self, text: str) -> list[int]:
         """Ids of ``text`` as /v1/completions tokenizes a prompt."""
         return list(self.tokenizer.encode(text))
+
+    def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
+        """Ids of a chat as /v1/chat/completions puts it through the model's template.
+
+        Raises ``ValueError`` for a model without a template, or one that refuses the messages.
+        """
+        if not self.tokenizer.has_chat_template:
+            raise ValueError("the tokenizer has no chat template")
+        try:
+            ids = self.tokenizer.apply_chat_template(
+                [dict(message) for message in messages], tools=None, add_generation_prompt=True
+            )
+        except Exception as error:  # templates raise whatever they like
+            said = " ".join(str(error).split())
+            raise ValueError(f"the chat template refuses the messages: {said}") from error
+        return [int(token) for token in ids]
 
     def encode_bare(self, text: str) -> list[int]:
         """Ids of ``text`` without special tokens, as the server tokenizes a stop string."""
@@ -62,12 +78,15 @@ class Run:
         return tuple(turn.accepted for turn in self.rounds)
 
 
-def load(directory: str | Path) -> Loaded:
-    """Load a local model folder. ``ValueError`` in one line when it is not one."""
+def load(directory: str | Path, *, lazy: bool = False) -> Loaded:
+    """Load a local model folder. ``ValueError`` in one line when it is not one.
+
+    ``lazy`` weights are read from the files when they are first used.
+    """
     folder = Path(directory)
     if not (folder / "config.json").is_file():
         raise ValueError(f"model folder {folder} has no config.json")
-    model, tokenizer = load_with_mlx_lm(str(folder))[:2]
+    model, tokenizer = load_with_mlx_lm(str(folder), lazy=lazy)[:2]
     return Loaded(model, tokenizer, frozenset(tokenizer.eos_token_ids))
 
 

@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from typing import Literal, NamedTuple
 
 Lane = Literal["serial", "batch"]
 Drafter = Literal["off", "ngram", "two-model"]
 Mode = Literal["greedy", "positional", "sequential"]
+Style = Literal["once", "stream", "together", "again"]
+"""How an HTTP subject is asked: one whole answer, in pieces, beside the other requests of the run,
+or a second time, when it may reuse what it remembers of the first."""
 
 LANES: tuple[Lane, ...] = ("serial", "batch")
 DRAFTERS: tuple[Drafter, ...] = ("off", "ngram", "two-model")
@@ -30,6 +33,36 @@ class Source(StrEnum):
     OWN_PLAIN = "engine without drafter"
 
 
+class Message(NamedTuple):
+    """One turn of a chat."""
+
+    role: str
+    content: str
+
+
+Prompted = str | tuple[Message, ...]
+"""A text to continue, or a chat to answer through the model's own template."""
+
+
+@dataclass(frozen=True, slots=True)
+class Penalties:
+    """What changes logits by the tokens before them, or by id; 0 is off.
+
+    A context size counts the last tokens that are looked at, prompt included.
+    """
+
+    repetition_penalty: float = 0.0
+    repetition_context_size: int = 20
+    presence_penalty: float = 0.0
+    presence_context_size: int = 20
+    frequency_penalty: float = 0.0
+    frequency_context_size: int = 20
+    logit_bias: tuple[tuple[int, float], ...] = ()
+
+
+NO_PENALTIES = Penalties()
+
+
 @dataclass(frozen=True, slots=True)
 class Sampling:
     """How tokens are drawn; 0 is off. `seed` also picks the server's serial lane under greedy."""
@@ -41,6 +74,13 @@ class Sampling:
     top_p: float = 0.0
     top_k: int = 0
     min_p: float = 0.0
+    xtc_probability: float = 0.0
+    xtc_threshold: float = 0.1
+    penalties: Penalties = NO_PENALTIES
+
+    @property
+    def penalized(self) -> bool:
+        return self.penalties != NO_PENALTIES
 
     @property
     def label(self) -> str:
@@ -50,36 +90,67 @@ class Sampling:
 
 GREEDY = Sampling("greedy", "greedy", seed=1)
 
-# (name, seed, temperature, top_p, top_k, min_p), each under both random policies.
+# Different contexts, so that one size in place of another shows. The ids are a letter and the
+# space of the fixtures' tokenizer; any vocabulary has them.
+ALL_PENALTIES = Penalties(1.3, 40, 0.5, 6, 0.4, 12, ((106, -2.0), (37, 1.5)))
+
+# Each under both random policies.
 _SAMPLED = (
-    ("temperature", 11, 1.2, 0.0, 0, 0.0),
-    ("top-p", 12, 0.8, 0.9, 0, 0.0),
-    ("top-k", 13, 1.2, 0.0, 5, 0.0),
-    ("min-p", 14, 1.6, 0.0, 0, 0.02),
+    Sampling("temperature", "positional", 11, 1.2),
+    Sampling("top-p", "positional", 12, 0.8, top_p=0.9),
+    Sampling("top-k", "positional", 13, 1.2, top_k=5),
+    Sampling("min-p", "positional", 14, 1.6, min_p=0.02),
+    Sampling("xtc", "positional", 15, 1.0, xtc_probability=0.5, xtc_threshold=0.05),
 )
 
 _MODES: tuple[Mode, ...] = ("positional", "sequential")
 
 SAMPLINGS: tuple[Sampling, ...] = (
     GREEDY,
-    *(Sampling(row[0], mode, *row[1:]) for mode in _MODES for row in _SAMPLED),
+    *(replace(sampling, mode=mode) for mode in _MODES for sampling in _SAMPLED),
+)
+
+PENALTIES = Sampling("penalties", "greedy", 2, penalties=ALL_PENALTIES)
+
+# One field each: a penalty that is left out cannot hide behind another.
+SINGLES: tuple[Sampling, ...] = (
+    Sampling("repetition-penalty", "greedy", 3, penalties=Penalties(repetition_penalty=1.4)),
+    Sampling("presence-penalty", "greedy", 4, penalties=Penalties(presence_penalty=1.5)),
+    Sampling("frequency-penalty", "greedy", 5, penalties=Penalties(frequency_penalty=0.9)),
+    Sampling("logit-bias", "greedy", 6, penalties=Penalties(logit_bias=((106, -3.0), (37, 2.0)))),
+    *(
+        Sampling("penalties-drawn", mode, 16, 0.9, top_p=0.95, penalties=ALL_PENALTIES)
+        for mode in _MODES
+    ),
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One point of the product. `kind` names the prompt."""
+    """One point of the product. `kind` names the prompt.
 
+    `style` is how an HTTP subject is asked, which drafts as it likes; None for the engine.
+    """
+
+    model: str
     lane: Lane
     drafter: Drafter
     depth: int
     sampling: Sampling
     kind: str
+    style: Style | None = None
+
+    @property
+    def way(self) -> str:
+        """All but the prompt: what a row of a table stands for."""
+        label = self.sampling.label
+        if self.style is not None:
+            return f"{self.model}/{self.style}/{label}"
+        return f"{self.model}/{self.lane}/{self.drafter}/d{self.depth}/{label}"
 
     @property
     def id(self) -> str:
-        label = self.sampling.label
-        return f"{self.lane}/{self.drafter}/d{self.depth}/{label}/{self.kind}"
+        return f"{self.way}/{self.kind}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +162,7 @@ class Case:
     """
 
     cell: Cell
-    prompt: str
+    prompt: Prompted
     source: Source
     law: str
     traced: bool = False
@@ -132,11 +203,12 @@ class Hole:
 class Question(NamedTuple):
     """All that an expected answer depends on; cases with equal questions share one run."""
 
+    model: str
     source: Source
     lane: Lane | None
     depth: int | None
     sampling: Sampling
-    prompt: str
+    prompt: Prompted
     max_tokens: int
     stop: tuple[str, ...]
     traced: bool
@@ -146,6 +218,7 @@ def question_of(case: Case) -> Question:
     """The question behind a case. Only a server has lanes, only a drafting one a depth."""
     on_server = case.source in (Source.SERVER, Source.SERVER_DRAFT)
     return Question(
+        case.cell.model,
         case.source,
         case.cell.lane if on_server else None,
         case.cell.depth if case.source is Source.SERVER_DRAFT else None,

@@ -8,7 +8,6 @@ import signal
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, NoReturn
@@ -18,19 +17,28 @@ from rich.console import Console
 from rich.progress import Progress
 from typer.exceptions import TyperException
 
-import fixtures
 from parity.cases import (
     DEPTHS,
     LANES,
+    MAX_TOKENS,
     Case,
     Empty,
     Hole,
 )
 from parity.errors import BadInput, Unusable
-from parity.matrix import extras, matrix, product_cells
-from parity.models import Models, choose
-from parity.report.words import ALL_EQUAL, INTERRUPTED, SOME_DIFFERENT, UNUSABLE, exit_code
-from parity.runner import CaseResult, Claim, claims, in_running_order
+from parity.matrix import cells, extras, matrix
+from parity.models import Models, given_models, known_models, split_drafter
+from parity.plans import BUILT_IN, catalogue, given, known
+from parity.prompts import read_prompts
+from parity.report.words import (
+    ALL_EQUAL,
+    INTERRUPTED,
+    SOME_DIFFERENT,
+    UNUSABLE,
+    Setting,
+    exit_code,
+)
+from parity.runner import CaseResult, Claim, by_prompt, claims, in_running_order
 from parity.selection import parse, shard
 
 app = typer.Typer(
@@ -76,7 +84,8 @@ def list_cases(
 def run(
     k: Selector = None,
     target: Annotated[
-        str | None, typer.Option(metavar="DIR", help="A model folder; default: the fixture.")
+        str | None,
+        typer.Option(metavar="DIR|HF-ID", help="Any mlx-lm model; default: the fixtures."),
     ] = None,
     drafter: Annotated[
         str | None,
@@ -84,6 +93,13 @@ def run(
     ] = None,
     depth: Annotated[str | None, typer.Option(metavar="N", help="Only this draft depth.")] = None,
     lane: Annotated[str | None, typer.Option(help="Only serial or batch.")] = None,
+    prompts: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="With --target: a prompt a line, or JSONL."),
+    ] = None,
+    max_tokens: Annotated[
+        int, typer.Option(metavar="N", help="With --target: tokens per answer.")
+    ] = MAX_TOKENS,
     json_file: Annotated[
         Path | None, typer.Option("--json", metavar="FILE", help="Write all results to FILE.")
     ] = None,
@@ -92,21 +108,43 @@ def run(
     ] = None,
 ) -> Command:
     """Compare the engine with its oracles and say what differs."""
-    models = choose(target, drafter)
-    every = matrix(fixtures.prompts())
-    selected = _selected(every, k)
-    cases = _narrowed(selected, models, drafter, depth, lane)
+    kind, folder = split_drafter(drafter)
+    if target is None:
+        for option, value in (("--prompts", prompts), ("--drafter two-model:DIR", folder or None)):
+            if value is not None:
+                raise BadInput(f"{option} needs --target")
+        every = catalogue(k)
+        models_of: Callable[[str], Models] = known_models
+    else:
+        if max_tokens < 1:
+            raise BadInput(f"--max-tokens must be at least 1, got {max_tokens}")
+        if depth is not None and not depth.isdecimal():
+            raise BadInput(f"depth {depth!r} is not a number of at least 0")
+        further: tuple[str, ...] = ()
+        if prompts is not None:
+            further += ("--prompts", str(prompts))
+        if max_tokens != MAX_TOKENS:
+            further += ("--max-tokens", str(max_tokens))
+        if depth is not None:
+            further += ("--depth", depth)
+        models = given_models(target, drafter, further)
+        asked = BUILT_IN if prompts is None else read_prompts(prompts)
+        planned = matrix([given(asked, max_tokens, 3 if depth is None else int(depth))])
+        depth = None
+        every = tuple(case for case in planned if not models.leaves_out(case))
+
+        def models_of(_: str) -> Models:
+            return models
+
+    cases = _narrowed(_selected(every, k), kind, depth, lane)
     if part is not None:
         cases = shard(cases, part)
     if not cases:
         raise BadInput("no case is left to run: the options exclude each other")
     if json_file is not None:
         check_writable(json_file)
-    left_out = sum(map(models.leaves_out, selected))
-    if left_out:
-        print(f"{left_out} two-model cases are left out: name a draft, --drafter two-model:DIR")
-    whole = models.are_fixtures and len(cases) == len(every)
-    return partial(_run, cases, models, json_file, whole=whole)
+    whole = target is None and len(cases) == len(catalogue())
+    return partial(_run, cases, models_of, json_file, whole=whole)
 
 
 @app.command()
@@ -177,53 +215,59 @@ def _selected(cases: Sequence[Case], expression: str | None) -> list[Case]:
 
 
 def _narrowed(
-    cases: Sequence[Case],
-    models: Models,
-    drafter: str | None,
-    depth: str | None,
-    lane: str | None,
+    cases: Sequence[Case], drafter: str | None, depth: str | None, lane: str | None
 ) -> list[Case]:
     if depth is not None and depth not in map(str, DEPTHS):
         raise BadInput(f"depth {depth!r} is not one of {', '.join(map(str, DEPTHS))}")
     if lane is not None and lane not in LANES:
         raise BadInput(f"lane {lane!r} is not one of {', '.join(LANES)}")
-    kind = None if drafter is None else drafter.partition(":")[0]
-    narrowed = [
+    return [
         case
         for case in cases
-        if (kind is None or case.cell.drafter == kind)
+        if (drafter is None or case.cell.drafter == drafter)
         and (depth is None or str(case.cell.depth) == depth)
         and (lane is None or case.cell.lane == lane)
-        and not models.leaves_out(case)
     ]
-    # How an answer ends is claimed of the fixtures only.
-    return narrowed if models.are_fixtures else [replace(case, finish=None) for case in narrowed]
 
 
-def _run(cases: Sequence[Case], models: Models, json_file: Path | None, *, whole: bool) -> int:
+def _run(
+    cases: Sequence[Case],
+    models_of: Callable[[str], Models],
+    json_file: Path | None,
+    *,
+    whole: bool,
+) -> int:
     # Loading MLX takes a second, which a mistyped option need not wait for.
     from parity.report.document import document, write
     from parity.report.environment import environment, sources_digest
-    from parity.report.table import show
+    from parity.report.table import show, verdict_line
     from parity.session import open_session
 
     results: list[CaseResult] = []
+    settings: dict[str, Setting] = {}
     stderr = Console(stderr=True)
-    with (
-        open_session(models) as session,
-        Progress(console=stderr, disable=not stderr.is_terminal, transient=True) as progress,
-    ):
-        ordered = in_running_order(cases)
-        session.references.ask_ahead(ordered)
-        for case in progress.track(ordered, description="comparing"):
-            results.append(session.run(case))
-        session.references.check_alive()
+    with Progress(console=stderr, disable=not stderr.is_terminal, transient=True) as progress:
+        task = progress.add_task("comparing", total=len(cases))
+        for model in dict.fromkeys(case.cell.model for case in cases):
+            models = models_of(model)
+            ordered = in_running_order(case for case in cases if case.cell.model == model)
+            if not models.brought_along:
+                ordered = by_prompt(ordered)
+            with open_session(models) as session:
+                settings[model] = session.setting
+                session.references.ask_ahead(ordered)
+                for case in ordered:
+                    results.append(session.run(case))
+                    progress.advance(task)
+                    if not models.brought_along:
+                        print(verdict_line(results[-1]), flush=True)
+                session.references.check_alive()
     claimed: tuple[Claim, ...] = claims(results) if whole else ()
     made_with = environment()
     console = Console(width=None if sys.stdout.isatty() else 110)
-    show(results, claimed, made_with, session.setting, console)
+    show(results, claimed, made_with, settings, console)
     if json_file is not None:
-        made = document(results, claimed, made_with, sources_digest(), session.setting)
+        made = document(results, claimed, made_with, sources_digest(), settings)
         try:
             write(json_file, made)
         except OSError as error:
@@ -232,7 +276,7 @@ def _run(cases: Sequence[Case], models: Models, json_file: Path | None, *, whole
 
 
 def _list(expression: str | None, *, as_json: bool) -> int:
-    cases = _selected(matrix(fixtures.prompts()), expression)
+    cases = _selected(catalogue(expression), expression)
     if as_json:
         from parity.report.document import asked
 
@@ -247,7 +291,7 @@ def _unportable(expression: str | None) -> int:
     from parity.report.environment import backend
     from parity.snapshots import FOLDER
 
-    cases = _selected(matrix(fixtures.prompts()), expression)
+    cases = _selected(catalogue(expression), expression)
     lines = unportable(FOLDER, backend(), cases)
     print("\n".join(lines) or f"nothing is kept for {backend()} alone")
     return ALL_EQUAL
@@ -271,7 +315,7 @@ def _accept(case_ids: Sequence[str]) -> int:
 
 def _coverage(expression: str | None) -> int:
     chosen = parse(expression) if expression is not None else lambda _: True
-    decided = [one for one in product_cells(fixtures.prompts()) if chosen(_cell_id(one))]
+    decided = [one for plan in known() for one in cells(plan) if chosen(_cell_id(one))]
     if not decided:
         raise BadInput(f"selector {expression!r} matches no cell")
     holes = [one for one in decided if isinstance(one, Hole)]
@@ -289,7 +333,7 @@ def _coverage(expression: str | None) -> int:
         print(f"hole: {hole.cell.id} has neither a case nor a reason")
     filled = sum(isinstance(one, Case) for one in decided)
     empty = len(decided) - filled - len(holes)
-    named = sum(chosen(case.id) for case in extras(fixtures.prompts()))
+    named = sum(chosen(case.id) for plan in known() for case in extras(plan))
     print(
         f"{len(decided)} cells: {filled} cases, {empty} empty with a reason, {len(holes)} holes; "
         f"{named} named cases beside them"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -31,6 +30,7 @@ from parity.snapshots import (
     remove_strangers,
     storage_of,
 )
+from parity.tolerance import Tolerance
 from parity.trace import Answer
 
 PASSING = frozenset({Verdict.EQUAL, Verdict.NEAR_TIE, Verdict.SHAPE_TIE})
@@ -55,10 +55,11 @@ class Outcome:
 
 
 class Outcomes(Protocol):
-    """Outcomes by case. `floor` is the recording floor for the margins."""
+    """Outcomes by case."""
 
-    @property
-    def floor(self) -> float: ...
+    def floor(self, case: Case, /) -> float:
+        """The recording floor for the margins of the case's model."""
+        ...
 
     def of(self, case: Case) -> Outcome: ...
 
@@ -71,24 +72,36 @@ class Outcomes(Protocol):
         ...
 
 
+class Opened(Protocol):
+    """What is needed of a model's `session.Session`."""
+
+    @property
+    def setting(self) -> Setting: ...
+    @property
+    def tolerance(self) -> Tolerance: ...
+    def margins(self, result: CaseResult, /) -> Margins: ...
+
+
 @dataclass(slots=True)
 class Live:
-    """Runs a case when it is first asked for."""
+    """Runs a case when it is first asked for. `session_of` takes a model's name."""
 
     run: Callable[[Case], CaseResult]
-    measure: Callable[[CaseResult], Margins]
-    setting: Setting
-    floor: float
+    session_of: Callable[[str], Opened]
     results: dict[str, CaseResult] = field(default_factory=dict)
+
+    def floor(self, case: Case, /) -> float:
+        return self.session_of(case.cell.model).tolerance.recording_floor
 
     def of(self, case: Case) -> Outcome:
         if case.id not in self.results:
             self.results[case.id] = self.run(case)
         result = self.results[case.id]
-        return Outcome(result.verdict, tuple(sentences(result, self.setting)), result.actual)
+        setting = self.session_of(case.cell.model).setting
+        return Outcome(result.verdict, tuple(sentences(result, setting)), result.actual)
 
     def margins(self, case: Case) -> Margins:
-        return self.measure(self.results[case.id])
+        return self.session_of(case.cell.model).margins(self.results[case.id])
 
     def claims(self, cases: Sequence[Case]) -> Sequence[Claim] | str:
         missing = sum(case.id not in self.results for case in cases)
@@ -102,7 +115,9 @@ class FromFile:
     """Reads what `python -m parity run --json` stored."""
 
     stored: StoredRun
-    floor: float = math.inf
+
+    def floor(self, _: Case, /) -> float:
+        raise AssertionError("a stored run is not recorded from")
 
     def of(self, case: Case) -> Outcome:
         found = self.stored.cases.get(case.id)
@@ -191,7 +206,7 @@ class Shelf:
             except Unsound as error:
                 pytest.fail(f"not recorded, its margins are not sound: {error}", pytrace=False)
             self.recorder.margins[case.id] = margins
-        storage = storages(margins, outcomes.floor, self.backend, PORTABLE)[part]
+        storage = storages(margins, outcomes.floor(case), self.backend, PORTABLE)[part]
         remove(self.folder, self.backend if storage == PORTABLE else PORTABLE, part, case.id)
         return storage
 

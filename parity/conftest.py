@@ -10,12 +10,12 @@ import pytest
 from parity.cases import Case
 from parity.collect import FromFile, Live, Outcomes, Shelf, keep_all_snapshots
 from parity.errors import BadInput, Unusable
-from parity.models import fixture_models
+from parity.models import known_models
 from parity.report.document import StoredRun, read
 from parity.report.environment import backend, environment, sources_digest
 from parity.report.words import UNUSABLE
 from parity.runner import CaseResult
-from parity.session import Session, open_session
+from parity.session import Sessions
 from parity.snapshots import FOLDER
 
 STORED = pytest.StashKey[StoredRun]()
@@ -59,13 +59,8 @@ def outcomes(request: pytest.FixtureRequest) -> Iterator[Outcomes]:
     if stored is not None:
         yield FromFile(stored)
         return
-    with open_session(fixture_models()) as session:
-        yield Live(
-            lambda case: _run(session, case),
-            session.margins,
-            session.setting,
-            session.tolerance.recording_floor,
-        )
+    with Sessions(known_models) as sessions:
+        yield Live(lambda case: _run(sessions, case), sessions.of)
 
 
 @pytest.fixture(scope="session")
@@ -78,8 +73,8 @@ def shelf(request: pytest.FixtureRequest) -> Iterator[Shelf]:
         yield shelf
 
 
-def _run(session: Session, case: Case) -> CaseResult:
+def _run(sessions: Sessions, case: Case) -> CaseResult:
     try:
-        return session.run(case)
+        return sessions.of(case.cell.model).run(case)
     except Unusable as error:
         pytest.exit(str(error), returncode=UNUSABLE)

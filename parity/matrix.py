@@ -1,7 +1,8 @@
-"""The matrix: lane x drafter x depth x sampling x prompt kind, every cell filled or explained.
+"""The matrix: plans of lane x drafter x depth x sampling x prompt, every cell filled or explained.
 
-A cell is a `Case`, an `Empty` with its reason, or a `Hole`: nobody decided. `RULES` decides, first
-match wins; a hole fails `python -m parity list --coverage`.
+A plan says which cells there are for one model. A cell is a `Case`, an `Empty` with its reason, or
+a `Hole`: nobody decided. `RULES` decides, first match wins; a hole fails
+`python -m parity list --coverage`.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 from parity.cases import (
     DEPTHS,
@@ -25,19 +26,56 @@ from parity.cases import (
     Hole,
     Lane,
     Mode,
+    Prompted,
+    Sampling,
     Source,
+    Style,
 )
 
 
 class Prompt(Protocol):
-    """A text to continue; several prompts may share a kind, their names then tell them apart."""
+    """What is asked; several prompts may share a kind, their names then tell them apart."""
 
     @property
     def kind(self) -> str: ...
     @property
     def name(self) -> str: ...
     @property
-    def text(self) -> str: ...
+    def text(self) -> Prompted: ...
+
+
+class Way(NamedTuple):
+    """How a prompt is run: all of a cell but its model and prompt."""
+
+    lane: Lane
+    drafter: Drafter
+    depth: int
+    sampling: Sampling
+    style: Style | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Every prompt in every way."""
+
+    ways: tuple[Way, ...]
+    prompts: tuple[Prompt, ...]
+    max_tokens: int = MAX_TOKENS
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """All cells of one model.
+
+    `claims_ends`: its answers to some kinds of prompt must end as `FINISHES` says.
+    `extra` are its named cases; `on_demand` plans run only when a selector names them.
+    """
+
+    model: str
+    blocks: tuple[Block, ...]
+    extra: tuple[Extra, ...] = ()
+    claims_ends: bool = False
+    on_demand: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +89,7 @@ class Rule:
     drafters: frozenset[Drafter] | None = None
     depths: frozenset[int] | None = None
     modes: frozenset[Mode] | None = None
+    penalized: bool | None = None
     source: Source | None = None
     law: str = ""
     traced: bool = False
@@ -66,6 +105,7 @@ class Rule:
             and (self.drafters is None or cell.drafter in self.drafters)
             and (self.depths is None or cell.depth in self.depths)
             and (self.modes is None or cell.sampling.mode in self.modes)
+            and (self.penalized is None or cell.sampling.penalized is self.penalized)
         )
 
 
@@ -99,6 +139,21 @@ RULES: tuple[Rule, ...] = (
         modes=frozenset({"greedy"}),
         source=Source.SERVER,
         law="lossless",
+    ),
+    # Under speculation mlx-lm hands its penalties another history (known deviation D5).
+    Rule(
+        drafters=frozenset({"two-model"}),
+        modes=frozenset({"greedy"}),
+        penalized=True,
+        source=Source.OWN_PLAIN,
+        law="lossless",
+    ),
+    Rule(
+        drafters=frozenset({"two-model"}),
+        modes=frozenset({"sequential"}),
+        penalized=True,
+        reason="no oracle: with penalties mlx-lm's speculation is wrong (D5), and in its order a "
+        "stream drafted this way differs from the plain one by construction",
     ),
     Rule(
         drafters=frozenset({"two-model"}),
@@ -147,20 +202,34 @@ RULES: tuple[Rule, ...] = (
 FINISHES: dict[str, Literal["stop", "length"]] = {"early-stop": "stop", "repetition": "length"}
 
 
-def decide(cell: Cell, prompt: str, rules: Sequence[Rule] = RULES) -> Case | Empty | Hole:
+def decide(
+    cell: Cell,
+    prompt: Prompted,
+    rules: Sequence[Rule] = RULES,
+    *,
+    max_tokens: int = MAX_TOKENS,
+    claims_ends: bool = False,
+) -> Case | Empty | Hole:
     """Fill one cell by the first rule that matches it."""
     for rule in rules:
         if rule.matches(cell):
             if rule.source is None:
                 return Empty(cell, rule.reason)
-            greedy = cell.sampling.mode == "greedy"
-            finish = FINISHES.get(cell.kind) if greedy else None
-            return Case(cell, prompt, rule.source, rule.law, rule.traced, finish=finish)
+            ends = claims_ends and cell.sampling == GREEDY
+            return Case(
+                cell,
+                prompt,
+                rule.source,
+                rule.law,
+                rule.traced,
+                max_tokens,
+                finish=FINISHES.get(cell.kind) if ends else None,
+            )
     return Hole(cell)
 
 
-def names(prompts: Iterable[Prompt]) -> dict[str, str]:
-    """Texts by the last part of a case id: the kind, or kind.name where a kind has several."""
+def names(prompts: Iterable[Prompt]) -> dict[str, Prompted]:
+    """Prompts by the last part of a case id: the kind, or kind.name where a kind has several."""
     prompts = tuple(prompts)
     kinds = [str(prompt.kind) for prompt in prompts]
     labels = [
@@ -172,22 +241,34 @@ def names(prompts: Iterable[Prompt]) -> dict[str, str]:
     return {label: prompt.text for label, prompt in zip(labels, prompts, strict=True)}
 
 
-def product_cells(
-    prompts: Iterable[Prompt], rules: Sequence[Rule] = RULES
-) -> tuple[Case | Empty | Hole, ...]:
-    """The whole product, decided, in the order of its axes."""
+def cells(plan: Plan, rules: Sequence[Rule] = RULES) -> tuple[Case | Empty | Hole, ...]:
+    """All cells of a plan, decided, without its named cases."""
     return tuple(
-        decide(Cell(lane, drafter, depth, sampling, kind), text, rules)
-        for lane, drafter, depth, sampling in product(LANES, DRAFTERS, DEPTHS, SAMPLINGS)
-        for kind, text in names(prompts).items()
+        decide(
+            Cell(plan.model, way.lane, way.drafter, way.depth, way.sampling, kind, way.style),
+            prompt,
+            rules,
+            max_tokens=block.max_tokens,
+            claims_ends=plan.claims_ends,
+        )
+        for block in plan.blocks
+        for way in block.ways
+        for kind, prompt in names(block.prompts).items()
     )
 
 
-def matrix(prompts: Iterable[Prompt]) -> tuple[Case, ...]:
-    """Every case there is: the product's and then the extras."""
-    prompts = tuple(prompts)
-    filled = [cell for cell in product_cells(prompts) if isinstance(cell, Case)]
-    return (*filled, *extras(prompts))
+def matrix(plans: Iterable[Plan]) -> tuple[Case, ...]:
+    """Every case there is: those of each plan's cells and then its named ones."""
+    return tuple(
+        case
+        for plan in plans
+        for case in (*(c for c in cells(plan) if isinstance(c, Case)), *extras(plan))
+    )
+
+
+def whole_product() -> tuple[Way, ...]:
+    """Every lane, drafter, depth and sampling."""
+    return tuple(Way(*way) for way in product(LANES, DRAFTERS, DEPTHS, SAMPLINGS))
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,13 +311,13 @@ EXTRA_CELLS: tuple[tuple[Lane, Drafter, int], ...] = (
 )
 
 
-def extras(prompts: Iterable[Prompt], table: Sequence[Extra] = EXTRAS) -> tuple[Case, ...]:
-    """The named cases, greedy, on every cell of `EXTRA_CELLS`."""
-    texts = names(prompts)
+def extras(plan: Plan) -> tuple[Case, ...]:
+    """The named cases of a plan, greedy, on every cell of `EXTRA_CELLS`."""
+    texts = {name: text for block in plan.blocks for name, text in names(block.prompts).items()}
     cases = []
-    for extra in table:
+    for extra in plan.extra:
         for lane, drafter, depth in EXTRA_CELLS:
-            cell = Cell(lane, drafter, depth, GREEDY, extra.kind)
+            cell = Cell(plan.model, lane, drafter, depth, GREEDY, extra.kind)
             decided = decide(cell, texts[extra.prompt])
             assert isinstance(decided, Case), f"{cell.id} has no oracle"
             cases.append(

@@ -1,46 +1,79 @@
-"""Which models a run compares on: the fixtures, or folders named on the command line."""
+"""Which models a run compares on: those this project brings along, or those it is given."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import fixtures
 from parity.cases import DRAFTERS, Case
 from parity.errors import BadInput
-
-TARGET = "dense"
-DRAFT = "dense-draft"
+from parity.plans import DENSE, GIVEN
 
 
 @dataclass(frozen=True, slots=True)
 class Models:
-    """A target and, if there is one, a draft model. `options` name them on the command line."""
+    """A target and, if there is one, a draft model.
 
+    `name` is how case ids call them; `options` name them on the command line.
+    """
+
+    name: str
     target: Path
     draft: Path | None
     options: tuple[str, ...] = ()
 
     @property
-    def are_fixtures(self) -> bool:
-        return not self.options
+    def brought_along(self) -> bool:
+        return self.name != GIVEN
 
     def leaves_out(self, case: Case) -> bool:
         """Whether there is no draft model for this case."""
         return self.draft is None and case.cell.drafter == "two-model"
 
 
-def fixture_models() -> Models:
-    """The tiny target and its draft model."""
-    return Models(fixtures.target_dir(TARGET), fixtures.drafter_dir(DRAFT))
+def _dense() -> Models:
+    return Models(DENSE, fixtures.target_dir("dense"), fixtures.drafter_dir("dense-draft"))
 
 
-def choose(target: str | None, drafter: str | None) -> Models:
-    """The models for `--target` and `--drafter`.
+_KNOWN: Mapping[str, Callable[[], Models]] = {DENSE: _dense}
+
+
+def known_models(name: str) -> Models:
+    """The models of one plan, ready on disk.
 
     Raises:
-        BadInput: a missing folder, an unknown drafter, or a target without a draft model for it.
+        BadInput: they are made on this machine, and cannot be.
+
+    """
+    return _KNOWN[name]()
+
+
+def given_models(target: str, drafter: str | None, further: tuple[str, ...] = ()) -> Models:
+    """The models for `--target` and `--drafter`; `further` options belong to the command as well.
+
+    Raises:
+        BadInput: a missing folder, a hub model that cannot be had, an unknown drafter.
+
+    """
+    kind, folder = split_drafter(drafter)
+    if kind == "two-model" and not folder:
+        raise BadInput("drafter two-model needs a folder with this target: two-model:DIR")
+    options = ["--target", target]
+    draft = None
+    if folder:
+        draft = _folder("drafter", folder)
+        options += ["--drafter", f"two-model:{folder}"]
+    return Models(GIVEN, local(target), draft, (*options, *further))
+
+
+def split_drafter(drafter: str | None) -> tuple[str | None, str]:
+    """Kind and folder of a `--drafter` argument.
+
+    Raises:
+        BadInput: an unknown kind, or a folder where none belongs.
 
     """
     kind, _, folder = (drafter or "").partition(":")
@@ -48,24 +81,34 @@ def choose(target: str | None, drafter: str | None) -> Models:
         raise BadInput(f"drafter {drafter!r} is not one of {', '.join(DRAFTERS)}, two-model:DIR")
     if folder and kind != "two-model":
         raise BadInput(f"drafter {kind} takes no folder, got {folder!r}")
-    if target is None and not folder:
-        return fixture_models()
-    if target is not None and kind == "two-model" and not folder:
-        raise BadInput("drafter two-model needs a folder with this target: two-model:DIR")
-    options: list[str] = []
-    target_dir = fixtures.target_dir(TARGET)
-    if target is not None:
-        target_dir = _folder("target", target)
-        options += ["--target", target]
-    draft_dir = None
-    if folder:
-        draft_dir = _folder("drafter", folder)
-        options += ["--drafter", f"two-model:{folder}"]
-    return Models(target_dir, draft_dir, tuple(options))
+    return kind or None, folder
+
+
+def local(target: str) -> Path:
+    """The folder of a model folder or of a hub id `owner/name`, which is downloaded if need be.
+
+    Raises:
+        BadInput: neither.
+
+    """
+    if os.path.isdir(target):  # unlike Path.is_dir, False for a name that is too long
+        return Path(target)
+    owner, slash, name = target.partition("/")
+    if not slash or not owner.strip(".~") or not name or "/" in name:
+        raise BadInput(f"target folder {target} does not exist")
+    from mlx_lm.utils import _download
+
+    try:
+        return Path(_download(target))
+    except Exception as error:  # the hub client raises whatever it likes
+        said = " ".join(str(error).split()) or type(error).__name__
+        raise BadInput(
+            f"target {target}: there is no such folder, and as a hub id: {said}"
+        ) from error
 
 
 def _folder(what: str, name: str) -> Path:
     folder = Path(name)
-    if not os.path.isdir(folder):  # unlike Path.is_dir, False for a name that is too long
+    if not os.path.isdir(folder):
         raise BadInput(f"{what} folder {name} does not exist")
     return folder

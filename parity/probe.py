@@ -18,6 +18,7 @@ from oracle.margins import (
     shape_delta,
 )
 from oracle.noise import Filters, Policy, Positional, Sequential, as_floats, draw_margins
+from parity.asking import encode
 from parity.cases import Case
 from parity.compare import Measure
 from parity.errors import Unsound
@@ -46,7 +47,7 @@ class Probe:
             return None
         if expected in self._target.eos_ids or actual in self._target.eos_ids:
             return None
-        ids = [*self._target.encode(case.prompt), *prefix]
+        ids = [*encode(self._target, case.prompt), *prefix]
         logits = self._logits(ids)
         logprobs = logits - mx.logsumexp(logits)
         tokens = [self._best_eos(ids) if t is None else t for t in (expected, actual)]
@@ -77,7 +78,7 @@ class Probe:
             raise Unsound(str(error)) from error
 
     def _margins(self, case: Case, answer: Answer) -> Margins:
-        prompt = self._target.encode(case.prompt)
+        prompt = encode(self._target, case.prompt)
         rounds = [DraftedRound(one.draft, one.emitted) for one in answer.rounds]
         if answer.completion_tokens > sum(len(one.emitted) for one in rounds):
             eos = self._best_eos([*prompt, *(t for one in rounds for t in one.emitted)])

@@ -16,6 +16,7 @@ from oracle.inprocess import (
     speculative,
 )
 from oracle.server import Server
+from parity.asking import encode
 from parity.cases import Case, Question, Source, question_of
 from parity.errors import Unusable
 from parity.models import Models
@@ -103,7 +104,7 @@ class References:
         """Add the rounds of mlx-lm's generator, which must have said what the server said."""
         filters = filters_of(case)
         sampler = None if filters.greedy else sequential_sampler(case.seed, filters)
-        prompt = self._target.encode(case.prompt)
+        prompt = encode(self._target, case.prompt)
         assert self._draft is not None, "no two-model case is run without a draft model"
         run = speculative(
             self._target, self._draft, prompt, case.max_tokens, case.cell.depth, sampler
@@ -125,7 +126,7 @@ class References:
             top_k=sampling.top_k,
             min_p=sampling.min_p,
         )
-        prompt = self._target.encode(case.prompt)
+        prompt = encode(self._target, case.prompt)
         run = plain(self._target, prompt, case.max_tokens, sampler)
         return Answer(
             str(case.source),

@@ -5,17 +5,26 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import fixtures
 from fixtures import tokenizer
 from parity.errors import BadInput
-from parity.matrix import matrix
+from parity.plans import DENSE, catalogue
 from parity.report.words import ALL_EQUAL, SOME_DIFFERENT, UNUSABLE, reproduce
-from parity.snapshots import FOLDER, entries_in, entry_name, parse, parts_of, split_name
+from parity.snapshots import (
+    FOLDER,
+    entries_in,
+    entry_name,
+    files,
+    parse,
+    parts_of,
+    split_name,
+    storage_in,
+)
 
+Decode = Callable[[Sequence[str]], str]
 Stored = dict[tuple[str, str], dict[str, str]]
 """(case id, part) -> storage -> block."""
 
@@ -80,8 +89,8 @@ def _pairs(old: dict[str, str], new: dict[str, str]) -> Iterator[tuple[Entry | N
 def in_working_tree(folder: Path) -> Stored:
     """All entries as the files say now."""
     return _stored(
-        (file.parent.name, name, block)
-        for file in sorted(folder.glob("*/*.ambr"))
+        (storage_in(file), name, block)
+        for file in files(folder)
         for name, block in entries_in(file).items()
     )
 
@@ -96,7 +105,7 @@ def at_revision(folder: Path, revision: str) -> Stored:
     _git(folder, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{revision}^{{commit}}")
     listed = _git(folder, "ls-tree", "-r", "-z", "--name-only", revision, f"./{folder.name}/")
     return _stored(
-        (Path(name).parent.name, entry, block)
+        (storage_in(Path(name)), entry, block)
         for name in listed.split("\0")
         if name.endswith(".ambr")
         for entry, block in parse(_git(folder, "show", f"{revision}:./{name}")).items()
@@ -132,26 +141,31 @@ def _describe(case_id: str, moves: Sequence[Move]) -> Iterator[str]:
     for move in moves:
         if move.old and move.new and move.old.block != move.new.block:
             differ = _texts_differ if move.part == "text" else _traces_differ
-            yield from (f"    {line}" for line in differ(move.old.block, move.new.block))
+            decode = _decode if case_id.startswith(f"{DENSE}/") else None
+            yield from (f"    {line}" for line in differ(move.old.block, move.new.block, decode))
     yield f"    {reproduce(case_id)}"
 
 
-def _traces_differ(old: str, new: str) -> Iterator[str]:
+def _traces_differ(old: str, new: str, _: Decode | None) -> Iterator[str]:
     yield f"was {old}"
     yield f"now {new}"
 
 
-def _texts_differ(old: str, new: str) -> Iterator[str]:
-    """The first token that differs, and what either side says from there on."""
+def _texts_differ(old: str, new: str, decode: Decode | None) -> Iterator[str]:
+    """The first token that differs, and what either side says from there on.
+
+    Without `decode` in ids; the whole texts are stored and shown anyway.
+    """
+    show = decode or (lambda _: "…")
     before, after = _fields(old), _fields(new)
     old_ids, new_ids = before["ids"].split(), after["ids"].split()
     same = 0
     while same < min(len(old_ids), len(new_ids)) and old_ids[same] == new_ids[same]:
         same += 1
-    yield f"first difference at token {same}, after {_decode(old_ids[:same])!r}"
+    yield f"first difference at token {same}, after {show(old_ids[:same])!r}"
     for word, ids, fields in (("was", old_ids, before), ("now", new_ids, after)):
         rest = ids[same:]
-        yield f"{word} {' '.join(rest) or '-'} {_decode(rest)!r}, finish {fields['finish']}"
+        yield f"{word} {' '.join(rest) or '-'} {show(rest)!r}, finish {fields['finish']}"
         yield f"    the whole text: {ast.literal_eval(fields['text'])!r}"
 
 
@@ -173,7 +187,8 @@ def accept_cases(case_ids: Sequence[str]) -> int:
         BadInput: there is no such case.
 
     """
-    known = {case.id: case for case in matrix(fixtures.prompts())}
+    # With the ids as a selector the plans that run on demand are among them.
+    known = {case.id: case for case in catalogue(" ".join(case_ids))}
     for case_id in case_ids:
         if case_id not in known:
             raise BadInput(f"no case {case_id!r} among {len(known)}; see python -m parity list")

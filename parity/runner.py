@@ -77,6 +77,13 @@ def in_running_order(cases: Iterable[Case]) -> list[Case]:
     return sorted(cases, key=lambda case: order.index(case.source))
 
 
+def by_prompt(cases: Iterable[Case]) -> list[Case]:
+    """The cases ordered so that the first verdicts come soon: one prompt after the other."""
+    cases = list(cases)
+    kinds = list(dict.fromkeys(case.cell.kind for case in cases))
+    return sorted(cases, key=lambda case: kinds.index(case.cell.kind))
+
+
 def run_case(
     case: Case, oracle: Oracle, subject: Subject, meter: Meter, tolerance: Tolerance
 ) -> CaseResult:
@@ -210,7 +217,8 @@ def sampling_claims(results: Sequence[CaseResult]) -> tuple[Claim, ...]:
     texts: dict[str, dict[str, str]] = {}
     for result in results:
         cell = result.case.cell
-        if (cell.lane, cell.drafter) == ("serial", "off") and result.expected is not None:
+        plain = (cell.lane, cell.drafter) == ("serial", "off")
+        if plain and result.expected is not None and not isinstance(result.case.prompt, tuple):
             texts.setdefault(cell.sampling.label, {})[cell.kind] = result.expected.text
     greedy = texts.pop(GREEDY.label, {})
     return tuple(

@@ -1,8 +1,9 @@
 """Snapshots: what is kept of a passed case, in which file, and how syrupy reads and writes it.
 
 Compared are ids, text and finish reason (part `text`) and accepted/drafted per round (part
-`trace`). Each part lives in one of two files per prompt kind: under `portable/` if every decision
-behind it had a margin above the recording floor, else under the backend it was recorded on.
+`trace`). Each part lives in one of two files per model and prompt kind: under `portable/` if every
+decision behind it had a margin above the recording floor, else under the backend it was recorded
+on.
 Nothing is ever deleted for not having run: an entry goes only when its part moves to the other
 file or its case has left the matrix.
 """
@@ -70,9 +71,20 @@ def split_name(name: str) -> tuple[str, str]:
 
 
 def file_of(folder: Path, storage: str, case_id: str) -> Path:
-    """Where a case's entries are kept: one file per storage and prompt kind."""
-    kind = case_id.rsplit("/", 1)[-1]
-    return folder / storage / f"{kind}.ambr"
+    """Where a case's entries are kept: one file per storage, model and prompt kind."""
+    model, _, rest = case_id.partition("/")
+    kind = rest.rsplit("/", 1)[-1]
+    return folder / storage / model / f"{kind}.ambr"
+
+
+def files(folder: Path) -> list[Path]:
+    """Every snapshot file there is."""
+    return sorted(folder.glob("*/*/*.ambr"))
+
+
+def storage_in(file: Path) -> str:
+    """The storage a file belongs to."""
+    return file.parent.parent.name
 
 
 def parse(text: str) -> dict[str, str]:
@@ -114,7 +126,7 @@ def strangers(folder: Path, case_ids: Collection[str]) -> list[tuple[Path, str]]
     """Entries, of any storage, whose case is not in the matrix: (file, name)."""
     return [
         (file, name)
-        for file in sorted(folder.glob("*/*.ambr"))
+        for file in files(folder)
         for name in entries_in(file)
         if split_name(name)[1] not in case_ids
     ]
@@ -123,7 +135,7 @@ def strangers(folder: Path, case_ids: Collection[str]) -> list[tuple[Path, str]]
 def remove_strangers(folder: Path, case_ids: Collection[str]) -> None:
     """Take out every entry whose case has left the matrix."""
     for file, name in strangers(folder, case_ids):
-        extension_for(file.parent.name)().delete_snapshots(str(file), {name})
+        extension_for(storage_in(file))().delete_snapshots(str(file), {name})
 
 
 class _Serializer(AmberDataSerializer):
@@ -140,7 +152,7 @@ class _Serializer(AmberDataSerializer):
 
 
 class StoredSnapshots(AmberSnapshotExtension):
-    """Snapshots in `<storage>/<prompt kind>.ambr`; blocks are kept as they are."""
+    """Snapshots in `<storage>/<model>/<prompt kind>.ambr`; blocks are kept as they are."""
 
     storage: ClassVar[str] = PORTABLE
     serializer_class = _Serializer

@@ -15,6 +15,7 @@ from engine import (
     generate,
     open_drafter,
 )
+from parity.asking import encode
 from parity.cases import Case, Drafter
 from parity.runner import Subject
 from parity.trace import Answer, Round, Trace
@@ -49,7 +50,7 @@ class EngineSubject:
         drafter = case.cell.drafter if drafter is None else drafter
         depth = case.cell.depth if depth is None else depth
         origin = f"engine, drafter {drafter}, depth {depth}"
-        prompt = tuple(self._target.encode(case.prompt))
+        prompt = tuple(encode(self._target, case.prompt))
         budget = case.max_tokens - len(given)
         # Neither the global random state nor a half-seen stop string can be handed over.
         if given and (case.cell.sampling.mode == "sequential" or case.stop):

@@ -5,13 +5,12 @@ from __future__ import annotations
 import pytest
 from syrupy.assertion import SnapshotAssertion
 
-from fixtures import prompts
 from parity.cases import Case
 from parity.collect import PASSING, Outcomes, Shelf
-from parity.matrix import matrix
+from parity.plans import catalogue
 from parity.snapshots import parts_of, strangers
 
-CASES = matrix(prompts())
+CASES = catalogue()
 TRACED = [case for case in CASES if "trace" in parts_of(case)]
 
 

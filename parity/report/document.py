@@ -45,17 +45,19 @@ def document(
     claims: Sequence[Claim],
     environment: Mapping[str, str | int],
     sources: str,
-    setting: Setting,
+    settings: Mapping[str, Setting],
 ) -> dict[str, Any]:
     """A whole run as one JSON object."""
     return {
         "schema": SCHEMA,
         "environment": dict(environment),
         "sources": sources,
-        "options": list(setting.options),
+        "options": [o for setting in settings.values() for o in setting.options],
         "summary": closing_line(results, claims),
         "exit_code": exit_code(results, claims),
-        "cases": {result.case.id: _case(result, setting) for result in results},
+        "cases": {
+            result.case.id: _case(result, settings[result.case.cell.model]) for result in results
+        },
         "claims": {claim.id: {"met": claim.met, "text": claim.text} for claim in claims},
     }
 
@@ -65,6 +67,7 @@ def asked(case: Case) -> dict[str, Any]:
     sampling = case.cell.sampling
     return {
         "id": case.id,
+        "model": case.cell.model,
         "lane": case.cell.lane,
         "drafter": case.cell.drafter,
         "depth": case.cell.depth,

@@ -13,14 +13,14 @@ from parity.compare import Verdict
 from parity.report.words import Setting, closing_line, sentences
 from parity.runner import CaseResult, Claim
 
-Row = tuple[str, str, int, str]
+Row = tuple[str, str, str, int, str]
 
 
 def show(
     results: Sequence[CaseResult],
     claims: Sequence[Claim],
     environment: Mapping[str, str | int],
-    setting: Setting,
+    settings: Mapping[str, Setting],
     console: Console,
 ) -> None:
     """Print the whole report; the closing line comes last."""
@@ -28,7 +28,7 @@ def show(
     console.print(escape(said), soft_wrap=True, highlight=False)
     console.print(summary(results))
     for result in results:
-        for sentence in sentences(result, setting):
+        for sentence in sentences(result, settings[result.case.cell.model]):
             console.print(escape(sentence), soft_wrap=True)
     for claim in claims:
         if not claim.met:
@@ -36,10 +36,16 @@ def show(
     console.print(escape(closing_line(results, claims)), soft_wrap=True, highlight=False)
 
 
+def verdict_line(result: CaseResult) -> str:
+    """One case in one line, for runs that are watched."""
+    comparison = result.comparison
+    return f"{result.verdict:<13}{result.case.id}  {comparison.checked}/{comparison.total}"
+
+
 def summary(results: Sequence[CaseResult]) -> Table:
     """Verdicts counted over prompt kinds."""
     table = Table(box=None, pad_edge=False)
-    for name in ("lane", "drafter", "depth", "sampling"):
+    for name in ("model", "lane", "drafter", "depth", "sampling"):
         table.add_column(name)
     for name in ("cases", "equal", "tied", "differ", "open", "checked", "max |Δ logprob|"):
         table.add_column(name, justify="right")
@@ -67,7 +73,7 @@ def summary(results: Sequence[CaseResult]) -> Table:
 
 def _row(result: CaseResult) -> Row:
     cell = result.case.cell
-    return cell.lane, cell.drafter, cell.depth, cell.sampling.label
+    return cell.model, cell.style or cell.lane, cell.drafter, cell.depth, cell.sampling.label
 
 
 def _count(results: Sequence[CaseResult], verdict: Verdict) -> int:

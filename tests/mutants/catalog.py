@@ -45,7 +45,7 @@ class SuiteMutant:
     check: str
 
 
-GREEDY_3 = "serial/two-model/d3/greedy/repetition"
+GREEDY_3 = "dense/serial/two-model/d3/greedy/repetition"
 
 ENGINE = (
     EngineMutant(
@@ -75,28 +75,28 @@ ENGINE = (
         "engine/prefill.py",
         'known = prompt[:-1] if mode == "tail-split" else prompt',
         "known = prompt",
-        "serial/off/d0/greedy/novel",
+        "dense/serial/off/d0/greedy/novel",
     ),
     EngineMutant(
         "EOS emitted",
         "engine/acceptance.py",
         '            return Walk(accepted, tuple(emitted), None, "stop")',
         '            return Walk(accepted, (*emitted, token), None, "stop")',
-        "serial/off/d0/greedy/early-stop",
+        "dense/serial/off/d0/greedy/early-stop",
     ),
     EngineMutant(
         "EOS ignored",
         "engine/acceptance.py",
         "if token in eos:",
         "if False:",
-        "serial/ngram/d3/greedy/early-stop",
+        "dense/serial/ngram/d3/greedy/early-stop",
     ),
     EngineMutant(
         "budget overrun",
         "engine/acceptance.py",
         "if len(emitted) >= remaining:",
         "if len(emitted) > remaining:",
-        "batch/off/d0/greedy/novel",
+        "dense/batch/off/d0/greedy/novel",
     ),
     EngineMutant(
         "draft trusted unverified",
@@ -104,7 +104,7 @@ ENGINE = (
         "        matches = position < len(draft) and token == draft[position]\n",
         "        matches = position < len(draft)\n"
         "        token = draft[position] if matches else token\n",
-        "serial/ngram/d8/greedy/repetition",
+        "dense/serial/ngram/d8/greedy/repetition",
     ),
     EngineMutant(
         "correction kept in the state",
@@ -142,14 +142,14 @@ ENGINE = (
         "engine/stops.py",
         "if self._matcher.advance(token) or self._find_stop() is not None:",
         "if self._tokenizer.decode([token]) in self._stop_strings:",
-        "serial/two-model/d8/greedy/stop-inside",
+        "dense/serial/two-model/d8/greedy/stop-inside",
     ),
     EngineMutant(
         "stop string left in the text",
         "engine/stops.py",
         "            self._text = self._text[:cut]\n",
         "",
-        "serial/two-model/d8/greedy/stop-inside",
+        "dense/serial/two-model/d8/greedy/stop-inside",
         says=("text",),
     ),
     EngineMutant(
@@ -157,14 +157,14 @@ ENGINE = (
         "engine/sampling.py",
         "[step_key(self._seed, step + n) for n in range(logprobs.shape[0])]",
         "[step_key(self._seed, step) for n in range(logprobs.shape[0])]",
-        "serial/two-model/d3/temperature/novel",
+        "dense/serial/two-model/d3/temperature/novel",
     ),
     EngineMutant(
         "steps count rounds instead of tokens",
         "engine/rounds.py",
         "row.step += delivered",
         "row.step += 1",
-        "serial/two-model/d3/temperature/one-token",
+        "dense/serial/two-model/d3/temperature/one-token",
     ),
     EngineMutant(
         "sequential draws position by position",
@@ -175,14 +175,14 @@ ENGINE = (
         "            return mx.concatenate([self.draw(row[None], step) for row in logprobs])\n"
         "        self._state, key = mx.random.split(self._state)\n"
         "        return mx.random.categorical(scaled(logprobs, self._sampling), key=key)\n",
-        "serial/two-model/d3/temperature+sequential/novel",
+        "dense/serial/two-model/d3/temperature+sequential/novel",
     ),
     EngineMutant(
         "filter ignored",
         "engine/sampling.py",
         "        logprobs = apply_top_k(logprobs, sampling.top_k)\n",
         "        pass\n",
-        "serial/off/d0/top-k/one-token",
+        "dense/serial/off/d0/top-k/one-token",
     ),
     EngineMutant(
         "log-probabilities of the position before",
@@ -197,7 +197,7 @@ ENGINE = (
         "engine/generate.py",
         "len(self._taken) + ended_by_eos",
         "len(self._taken)",
-        "serial/off/d0/greedy/early-stop",
+        "dense/serial/off/d0/greedy/early-stop",
         says=("completion tokens",),
     ),
 )

@@ -58,9 +58,11 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
 
 def run_case(world: World, case_id: str, servers: Servers) -> tuple[str, list[str]]:
     """A case's verdict in a world, and what is said about it."""
-    matrix = world["parity.matrix"].matrix(fixtures.prompts())
+    matrix = world["parity.plans"].catalogue()
     (case,) = [case for case in matrix if case.id == case_id]
-    with world["parity.session"].open_session(world["parity.models"].fixture_models()) as session:
+    with world["parity.session"].open_session(
+        world["parity.models"].known_models("dense")
+    ) as session:
         if case.source.startswith("mlx_lm.server"):
             servers.mount(session.references, case.source)
         result = session.run(case)

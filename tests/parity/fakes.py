@@ -16,6 +16,7 @@ from parity.cases import (
     Source,
 )
 from parity.compare import Measure
+from parity.matrix import EXTRAS, Block, Plan, whole_product
 from parity.report.words import Setting
 from parity.tolerance import Tolerance
 from parity.trace import Answer, Round, Trace
@@ -41,6 +42,7 @@ class Text:
 
 KINDS = ("repetition", "novel", "early-stop", "utf8", "one-token", "long")
 PROMPTS = tuple(Text(kind, f"{kind}-1", f"Once {kind}") for kind in KINDS)
+PLAN = Plan("dense", (Block(whole_product(), PROMPTS),), EXTRAS, claims_ends=True)
 
 
 def answer(
@@ -80,7 +82,7 @@ def case(
     **fields: object,
 ) -> Case:
     """One case of the fake matrix."""
-    cell = Cell(lane, drafter, depth, sampling, kind)
+    cell = Cell("dense", lane, drafter, depth, sampling, kind)
     return Case(cell, "Once", source, "lossless", **fields)  # type: ignore[arg-type]
 
 

@@ -30,7 +30,8 @@ CASES = [case(kind) for kind in SAID["kinds"]]
 class Said:
     """Outcomes as MINI has them."""
 
-    floor = 1e-2
+    def floor(self, case: Case, /) -> float:
+        return 1e-2
 
     def of(self, case: Case) -> Outcome:
         said = SAID["kinds"][case.cell.kind]

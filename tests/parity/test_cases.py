@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import pytest
 
-import fixtures
 from parity import cli
 from parity.cases import (
     DEPTHS,
@@ -17,6 +16,7 @@ from parity.cases import (
     SAMPLINGS,
     Empty,
     Hole,
+    Question,
     Source,
     question_of,
 )
@@ -24,17 +24,17 @@ from parity.matrix import (
     EXTRAS,
     RULES,
     Rule,
+    cells,
     extras,
     matrix,
     names,
-    product_cells,
 )
-from tests.parity.fakes import PROMPTS, Text
+from tests.parity.fakes import PLAN, PROMPTS, Text
 
 
 def test_every_cell_of_the_product_is_a_case_or_has_a_reason() -> None:
     """The product is whole: no cell is missing, none is undecided."""
-    decided = product_cells(PROMPTS)
+    decided = cells(PLAN)
     axes = len(LANES) * len(DRAFTERS) * len(DEPTHS) * len(SAMPLINGS) * len(PROMPTS)
     assert len({one.cell for one in decided}) == len(decided) == axes
     assert not [one for one in decided if isinstance(one, Hole)]
@@ -45,24 +45,24 @@ def test_every_cell_of_the_product_is_a_case_or_has_a_reason() -> None:
 def test_no_rule_is_idle(left_out: int) -> None:
     """Leaving one out changes the matrix."""
     rules = RULES[:left_out] + RULES[left_out + 1 :]
-    assert product_cells(PROMPTS, rules) != product_cells(PROMPTS)
+    assert cells(PLAN, rules) != cells(PLAN)
 
 
 def test_coverage_fails_on_a_hole(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """`list --coverage` names the hole and exits with 1."""
-    monkeypatch.setattr(fixtures, "prompts", lambda: PROMPTS)
+    monkeypatch.setattr(cli, "known", lambda: (PLAN,))
     with pytest.raises(SystemExit) as whole:
         cli.main(["list", "--coverage"])
     assert whole.value.code == 0
     assert "0 holes" in capsys.readouterr().out.splitlines()[-1]
-    monkeypatch.setattr(cli, "product_cells", lambda prompts: product_cells(prompts, RULES[:-1]))
+    monkeypatch.setattr(cli, "cells", lambda plan: cells(plan, RULES[:-1]))
     with pytest.raises(SystemExit) as holed:
         cli.main(["list", "--coverage"])
     assert holed.value.code == 1
     out = capsys.readouterr().out
-    assert "hole: serial/ngram/d1/top-p/novel has neither a case nor a reason" in out
+    assert "hole: dense/serial/ngram/d1/top-p/novel has neither a case nor a reason" in out
 
 
 def test_a_rule_has_a_source_or_a_reason() -> None:
@@ -77,14 +77,14 @@ def test_a_rule_has_a_source_or_a_reason() -> None:
 
 def test_case_ids_are_unique_and_say_what_is_asked() -> None:
     """lane/drafter/dDEPTH/sampling/kind, extras included."""
-    cases = matrix(PROMPTS)
+    cases = matrix([PLAN])
     assert len({case.id for case in cases}) == len(cases)
-    assert "serial/two-model/d3/top-p+sequential/novel" in {case.id for case in cases}
+    assert "dense/serial/two-model/d3/top-p+sequential/novel" in {case.id for case in cases}
 
 
 def test_no_case_is_judged_by_its_own_run() -> None:
     """mutants: the engine's plain stream judges drafting runs only; the plain one has mlx-lm."""
-    for case in matrix(PROMPTS):
+    for case in matrix([PLAN]):
         if case.source is Source.OWN_PLAIN:
             assert case.cell.drafter != "off"
 
@@ -105,30 +105,37 @@ def test_references_are_the_documented_ones() -> None:
         ("serial", "ngram", "positional"): Source.OWN_PLAIN,
         ("serial", "two-model", "positional"): Source.OWN_PLAIN,
     }
-    found = {(c.cell.lane, c.cell.drafter, c.cell.sampling.mode): c.source for c in matrix(PROMPTS)}
+    found = {(c.cell.lane, c.cell.drafter, c.cell.sampling.mode): c.source for c in matrix([PLAN])}
     assert found == expected
 
 
 def test_greedy_two_model_cases_compare_the_trace() -> None:
     """oracle-trace."""
-    for case in matrix(PROMPTS):
+    for case in matrix([PLAN]):
         if case.source is Source.SERVER_DRAFT and case.cell.sampling.mode == "greedy":
             assert case.traced == (not case.stop)
 
 
 def test_cases_with_equal_questions_share_an_oracle_run() -> None:
     """A draft depth is part of the question only where the oracle itself drafts."""
-    by_id = {case.id: question_of(case) for case in matrix(PROMPTS)}
-    assert by_id["serial/ngram/d1/greedy/novel"] == by_id["serial/ngram/d8/greedy/novel"]
-    assert by_id["serial/ngram/d1/greedy/novel"] != by_id["batch/ngram/d1/greedy/novel"]
-    assert by_id["serial/two-model/d1/greedy/novel"] != by_id["serial/two-model/d3/greedy/novel"]
-    assert by_id["serial/ngram/d1/top-p/novel"] == by_id["serial/two-model/d8/top-p/novel"]
-    assert by_id["serial/ngram/d1/top-p/novel"] != by_id["serial/ngram/d1/top-k/novel"]
+    by_id = {case.id: question_of(case) for case in matrix([PLAN])}
+    assert (
+        by_id["dense/serial/ngram/d1/greedy/novel"] == by_id["dense/serial/ngram/d8/greedy/novel"]
+    )
+
+    def asked(way: str) -> Question:
+        return by_id[f"dense/{way}/novel"]
+
+    assert asked("serial/ngram/d1/greedy") == asked("serial/ngram/d8/greedy")
+    assert asked("serial/ngram/d1/greedy") != asked("batch/ngram/d1/greedy")
+    assert asked("serial/two-model/d1/greedy") != asked("serial/two-model/d3/greedy")
+    assert asked("serial/ngram/d1/top-p") == asked("serial/two-model/d8/top-p")
+    assert asked("serial/ngram/d1/top-p") != asked("serial/ngram/d1/top-k")
 
 
 def test_a_digest_changes_with_anything_that_is_asked() -> None:
     """A stored result cannot answer for another question."""
-    case = next(iter(matrix(PROMPTS)))
+    case = next(iter(matrix([PLAN])))
     others = (
         replace(case, prompt="other"),
         replace(case, max_tokens=MAX_TOKENS + 1),
@@ -151,7 +158,7 @@ def test_prompts_of_one_kind_are_told_apart_by_name() -> None:
 def test_extras_lie_outside_the_product() -> None:
     """Named cases: their kinds are not prompt kinds, and they run in both lanes."""
     kinds = {extra.kind for extra in EXTRAS}
-    cases = extras(PROMPTS)
+    cases = extras(PLAN)
     assert kinds.isdisjoint(names(PROMPTS))
     assert {case.cell.kind for case in cases} == kinds
     assert {case.cell.lane for case in cases} == set(LANES)
@@ -161,7 +168,7 @@ def test_extras_lie_outside_the_product() -> None:
 
 def test_extras_and_telling_kinds_claim_how_they_end() -> None:
     """A stop that never came would be equal on both sides and show nothing."""
-    for case in matrix(PROMPTS):
+    for case in matrix([PLAN]):
         if case.stop or case.max_tokens != MAX_TOKENS:
             assert case.finish is not None
         if case.cell.kind == "early-stop" and case.cell.sampling.mode == "greedy":

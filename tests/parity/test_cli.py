@@ -100,9 +100,9 @@ def test_an_interrupt_is_130(
 
 def test_list_prints_ids_and_json(capsys: pytest.CaptureFixture[str]) -> None:
     """The JSON says what is asked, of whom, and under which law."""
-    assert leave("list", "-k", "serial/two-model/d3/top-p+sequential/novel") == 0
-    assert capsys.readouterr().out == "serial/two-model/d3/top-p+sequential/novel\n"
-    assert leave("list", "--json", "-k", "serial/two-model/d3/top-p+sequential/novel") == 0
+    assert leave("list", "-k", "dense/serial/two-model/d3/top-p+sequential/novel") == 0
+    assert capsys.readouterr().out == "dense/serial/two-model/d3/top-p+sequential/novel\n"
+    assert leave("list", "--json", "-k", "dense/serial/two-model/d3/top-p+sequential/novel") == 0
     (case,) = json.loads(capsys.readouterr().out)
     assert (case["temperature"], case["top_p"], case["rng"]) == (0.8, 0.9, "sequential")
     assert case["reference"] == "mlx_lm.server --draft-model"

@@ -11,7 +11,7 @@ from parity.compare import Comparison, Verdict
 from parity.provenance import Margins
 from parity.report.document import Stored, StoredRun
 from parity.runner import CaseResult, Claim
-from tests.parity.fakes import SETTING, answer, case
+from tests.parity.fakes import EXACT, SETTING, answer, case
 
 
 def stored(*claims: Claim) -> FromFile:
@@ -38,10 +38,20 @@ def test_an_open_case_does_not_pass() -> None:
     assert frozenset(Verdict) - PASSING == {Verdict.DIFFERENT, Verdict.INCONCLUSIVE}
 
 
+class FakeSession:
+    """What a model's session is asked for."""
+
+    setting = SETTING
+    tolerance = EXACT
+
+    def margins(self, _: CaseResult, /) -> Margins:
+        return Margins(1.0, None)
+
+
 def test_claims_are_judged_only_over_all_cases() -> None:
     """A partial run says why it does not judge them."""
     result = CaseResult(case(), Comparison(Verdict.EQUAL, 4, 4), answer(), answer())
-    live = Live(lambda _: result, lambda _: Margins(1.0, None), SETTING, 1e-2)
+    live = Live(lambda _: result, lambda _: FakeSession())
     assert live.claims([case()]) == "1 of 1 cases did not run here"
     live.of(case())
     assert not isinstance(live.claims([case()]), str)

@@ -6,8 +6,9 @@ import pytest
 
 import fixtures
 from oracle.inprocess import Loaded, load, plain
+from parity.asking import encode
 from parity.cases import Case
-from parity.matrix import matrix
+from parity.plans import catalogue
 from parity.probe import Probe
 
 
@@ -18,14 +19,14 @@ def target() -> Loaded:
 
 def ending() -> Case:
     """The greedy case whose answer ends in an EOS."""
-    wanted = "serial/off/d0/greedy/early-stop"
-    return next(case for case in matrix(fixtures.prompts()) if case.id == wanted)
+    wanted = "dense/serial/off/d0/greedy/early-stop"
+    return next(case for case in catalogue() if case.id == wanted)
 
 
 def test_the_chosen_token_has_no_distance_to_itself(target: Loaded) -> None:
     """The margin is how far the lower of two tokens lies below the best one."""
     case = ending()
-    run = plain(target, target.encode(case.prompt), case.max_tokens)
+    run = plain(target, encode(target, case.prompt), case.max_tokens)
     measured = Probe(target, None).measure(case, run.tokens[:2], run.tokens[2], run.tokens[2] + 1)
     assert measured is not None
     assert measured.margin > 0.1
@@ -35,7 +36,7 @@ def test_the_chosen_token_has_no_distance_to_itself(target: Loaded) -> None:
 def test_an_eos_given_out_as_content_is_no_tie(target: Loaded) -> None:
     """mutants: the decision was the same on both sides, and still one of them is wrong."""
     case = ending()
-    run = plain(target, target.encode(case.prompt), case.max_tokens)
+    run = plain(target, encode(target, case.prompt), case.max_tokens)
     probe = Probe(target, None)
     for eos in target.eos_ids:
         assert probe.measure(case, run.tokens, None, eos) is None

@@ -85,7 +85,7 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
 def oracle(world: World, tmp_path: Path) -> Iterator[References]:
     """References on the fake servers, and on an engine whose plain stream is scripted."""
     loaded: Any = SimpleNamespace(eos_ids=frozenset({0}), encode=list, encode_bare=list)
-    models = Models(Path("target"), Path("draft"))
+    models = Models("dense", Path("target"), Path("draft"))
     rounds = (Round((1,), 1, (97, 98)),)
     plain = answer((97, 98), origin="engine", trace=Trace((True,), ((1, 1),)), rounds=rounds)
     subject = FakeSubject({0: plain})
@@ -119,7 +119,7 @@ def test_what_was_asked_ahead_is_not_asked_again(oracle: References, world: Worl
 def test_questions_nobody_waits_for_do_not_outlive_the_run(world: World, tmp_path: Path) -> None:
     """Ctrl-C: what is queued is dropped, and the servers stop whatever they were doing."""
     loaded: Any = SimpleNamespace(eos_ids=frozenset({0}), encode=list, encode_bare=list)
-    models = Models(Path("target"), Path("draft"))
+    models = Models("dense", Path("target"), Path("draft"))
     with References(models, loaded, loaded, FakeSubject({}), tmp_path) as oracle:
         oracle.ask_ahead(replace(case(), prompt=str(number)) for number in range(1000))
     assert world.running == 0
@@ -150,7 +150,7 @@ def test_a_server_that_died_is_named_with_its_log(oracle: References, world: Wor
 def test_a_server_that_does_not_answer_ends_the_run(oracle: References, world: World) -> None:
     """One line that names the case, the reason and the log."""
     world.error = OracleError("status 500: boom")
-    with pytest.raises(Unusable, match=r"did not answer serial/ngram/d3.*boom; its log: "):
+    with pytest.raises(Unusable, match=r"did not answer dense/serial/ngram/d3.*boom; its log: "):
         oracle.expected(case())
 
 
@@ -175,7 +175,7 @@ def test_a_server_that_failed_ahead_of_its_cases_ends_the_run_at_once(
 def test_a_server_that_failed_is_not_started_again(world: World, tmp_path: Path) -> None:
     """What a second one said would not be what the first was asked."""
     world.fails_to_start = True
-    with Served(Models(Path("target"), None), {0}, lambda _: [], tmp_path) as servers:
+    with Served(Models("dense", Path("target"), None), {0}, lambda _: [], tmp_path) as servers:
         asked = [servers.ask(replace(case(), prompt=str(number))) for number in range(9)]
         assert all(isinstance(one.exception(), Unusable) for one in asked)
     assert len(world.started) == 1

@@ -48,8 +48,8 @@ def test_a_failure_names_case_round_position_tokens_margin_and_command() -> None
     failure = Failure("token", 98, 120, 2, Measure(0.52, 0.0, 3.0))
     (sentence,) = sentences(result(Verdict.DIFFERENT, failures=(failure,)), SETTING)
     assert sentence == (
-        "serial/ngram/d3/greedy/novel: round 1, position 2: expected 98 'b', got 120 'x' "
-        "(margin 0.52, delta 0); python -m parity run -k serial/ngram/d3/greedy/novel"
+        "dense/serial/ngram/d3/greedy/novel: round 1, position 2: expected 98 'b', got 120 'x' "
+        "(margin 0.52, delta 0); python -m parity run -k dense/serial/ngram/d3/greedy/novel"
     )
 
 
@@ -79,7 +79,7 @@ def test_the_table_ends_with_every_failure_and_the_closing_line() -> None:
     failure = Failure("text", "a", "[b]")
     results = [result(), result(Verdict.DIFFERENT, failures=(failure,))]
     claim = Claim("claims/x", False, "x happens")
-    show(results, (claim,), {"mlx": "1.2"}, SETTING, Console(file=out, width=100))
+    show(results, (claim,), {"mlx": "1.2"}, {"dense": SETTING}, Console(file=out, width=100))
     lines = out.getvalue().splitlines()
     assert lines[0] == "mlx 1.2"
     assert "text: expected 'a', got '[b]'" in lines[-3]
@@ -91,7 +91,9 @@ def test_a_stored_run_reads_back_what_it_says(tmp_path: Path) -> None:
     """JSON: verdict, answer and rounds survive; a NaN does not make the file unreadable."""
     file = tmp_path / "run.json"
     nan = result(Verdict.DIFFERENT, logprob_difference=float("nan"))
-    made = document([nan], (Claim("c", True, "t"),), {"backend": "cpu-x"}, "abc", SETTING)
+    made = document(
+        [nan], (Claim("c", True, "t"),), {"backend": "cpu-x"}, "abc", {"dense": SETTING}
+    )
     write(file, made)
     assert list(tmp_path.iterdir()) == [file]
     stored = read(file)
@@ -118,7 +120,7 @@ def test_a_file_that_is_no_stored_run_is_refused(tmp_path: Path, text: str) -> N
 def test_a_run_of_another_schema_is_refused(tmp_path: Path) -> None:
     """Its fields may mean something else."""
     file = tmp_path / "run.json"
-    made = document([result()], (), {"backend": "cpu-x"}, "abc", SETTING)
+    made = document([result()], (), {"backend": "cpu-x"}, "abc", {"dense": SETTING})
     write(file, made | {"schema": 99})
     with pytest.raises(BadInput, match="schema 99"):
         read(file)

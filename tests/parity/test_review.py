@@ -10,7 +10,7 @@ import pytest
 from parity.errors import BadInput
 from parity.review import changed_since
 
-NOVEL, LONG = "serial/ngram/d3/greedy/novel", "batch/off/d0/greedy/long"
+NOVEL, LONG = "dense/serial/ngram/d3/greedy/novel", "dense/batch/off/d0/greedy/long"
 
 
 def block(part: str, case_id: str, *lines: str) -> str:
@@ -106,11 +106,11 @@ def test_a_part_that_is_kept_elsewhere_new_or_gone_is_said(folder: Path) -> None
     write(folder, "portable/novel.ambr", trace_entry(NOVEL, "3/3 0/3"))
     write(folder, "cpu-here/novel.ambr", text_entry(NOVEL, "one two three"))
     (folder / "cpu-here" / "long.ambr").unlink()
-    write(folder, "cpu-here/utf8.ambr", text_entry("batch/off/d0/greedy/utf8", "x"))
+    write(folder, "cpu-here/utf8.ambr", text_entry("dense/batch/off/d0/greedy/utf8", "x"))
     first_lines = [lines[0] for lines in changed_since("HEAD", folder).values()]
     assert first_lines == [
         f"{LONG}: text removed",
-        "batch/off/d0/greedy/utf8: new text",
+        "dense/batch/off/d0/greedy/utf8: new text",
         f"{NOVEL}: the same text, kept under cpu-here instead of portable",
     ]
 

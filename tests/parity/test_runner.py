@@ -21,7 +21,7 @@ from parity.trace import Answer, Round
 from tests.parity.fakes import (
     EXACT,
     LOOSE,
-    PROMPTS,
+    PLAN,
     SETTING,
     TOP_P,
     FakeMeter,
@@ -153,7 +153,7 @@ def test_claims_ask_for_sampled_texts_that_are_not_the_greedy_ones() -> None:
 
 def test_cases_of_one_server_follow_each_other() -> None:
     """The engine works on cases without a server first, while the servers answer."""
-    sources = [c.source for c in in_running_order(matrix(PROMPTS))]
+    sources = [c.source for c in in_running_order(matrix([PLAN]))]
     changes = [new for old, new in zip([None, *sources], sources, strict=False) if old != new]
     assert changes == list(dict.fromkeys(changes))
     assert set(changes) == set(Source)

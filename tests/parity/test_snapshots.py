@@ -124,9 +124,9 @@ def test_provenance_stands_beside_and_is_rounded(recorded: Mini) -> None:
     """Margins as powers of two, with the environment they were measured in."""
     stored = json.loads(recorded.files()["provenance.json"])
     cases = stored["backends"]["cpu-here"]
-    both = cases["serial/ngram/d3/greedy/both"]
+    both = cases["dense/serial/ngram/d3/greedy/both"]
     assert (both["text"], both["trace"]) == (0.25, 0.015625)
-    assert cases["serial/ngram/d3/greedy/free"]["trace"] is None
+    assert cases["dense/serial/ngram/d3/greedy/free"]["trace"] is None
     assert stored["environments"][both["environment"]] == {"mlx": "1"}
 
 
@@ -156,7 +156,7 @@ def test_one_change_in_one_snapshot_fails_its_case(mini: Mini) -> None:
     assert done.returncode == 1
     assert "4 failed, 4 passed" in done.stdout
     for failed in ("both: its text", "free: its text", "half: its text", "half: its trace"):
-        assert f"serial/ngram/d3/greedy/{failed} is not the recorded one" in done.stdout
+        assert f"dense/serial/ngram/d3/greedy/{failed} is not the recorded one" in done.stdout
 
 
 @pytest.mark.parametrize("how", [("-k", "both"), ("-n", "2", "-k", "both or free")])

@@ -1,0 +1,117 @@
+"""Which cases there are for which model: the fixtures, the real model, and whatever is named."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import fixtures
+from parity.cases import (
+    GREEDY,
+    PENALTIES,
+    SAMPLINGS,
+    SINGLES,
+    Case,
+    Message,
+    Prompted,
+    Sampling,
+    Style,
+)
+from parity.matrix import EXTRAS, Block, Plan, Prompt, Way, matrix, whole_product
+
+DENSE = "dense"
+GIVEN = "target"
+"""How a model from the command line is called in case ids."""
+
+TOP_P = next(sampling for sampling in SAMPLINGS if sampling.label == "top-p")
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """A prompt outside the fixtures."""
+
+    kind: str
+    text: Prompted
+
+    @property
+    def name(self) -> str:
+        return self.kind
+
+
+CHAT = (
+    Text("chat", (Message("user", "Name: Anna. Say it again."),)),
+    Text(
+        "chat-turns",
+        (
+            Message("system", "Answer in one line."),
+            Message("user", "cat = 猫, dog = ?"),
+            Message("assistant", "犬"),
+            Message("user", "And a bird?"),
+        ),
+    ),
+)
+
+# Short ones, in several scripts, that most models continue with some certainty.
+BUILT_IN = (
+    Text("counting", "1, 2, 3, 4, 5, 6,"),
+    Text("capital", "The capital of France is"),
+    Text("json", '{"name": "Anna", "age": 31, "city": "Oslo"}\n{"name": "Boris", "age"'),
+    Text("translation", "cat = 猫, dog = 犬, bird ="),
+    Text("code", "def add(a, b):\n    return a + b\n\ndef sub(a, b):\n"),
+)
+
+
+def ways_of(sampling: Sampling, depth: int = 3) -> tuple[Way, ...]:
+    """One way for each drafter and lane."""
+    return (
+        Way("serial", "off", 0, sampling),
+        Way("serial", "ngram", depth, sampling),
+        Way("serial", "two-model", depth, sampling),
+        Way("batch", "off", 0, sampling),
+        Way("batch", "ngram", depth, sampling),
+        Way("batch", "two-model", depth, sampling),
+    )
+
+
+def dense() -> Plan:
+    """The fixture on which everything is tried."""
+    prompts = fixtures.prompts()
+    singles = tuple(way for sampling in SINGLES for way in ways_of(sampling)[:4])
+    penalties = tuple(way for depth in (1, 8) for way in ways_of(PENALTIES, depth)[:4])
+    return Plan(
+        DENSE,
+        (
+            Block(whole_product(), prompts),
+            Block(tuple(dict.fromkeys(penalties)), prompts),
+            Block(singles, prompts),
+            Block(ways_of(GREEDY), CHAT),
+        ),
+        EXTRAS,
+        claims_ends=True,
+    )
+
+
+def given(prompts: Sequence[Prompt], max_tokens: int, depth: int) -> Plan:
+    """A model from the command line: few cases, because it may be large."""
+    # Sampled streams of the batch lane cannot be repeated; matrix.RULES says so.
+    sampled = tuple(way for way in ways_of(TOP_P, depth) if way.lane == "serial")
+    ways = (*ways_of(GREEDY, depth), *sampled)
+    return Plan(GIVEN, (Block(ways, tuple(prompts), max_tokens),))
+
+
+def served(prompts: Sequence[Prompt], max_tokens: int) -> Plan:
+    """An HTTP subject that serves a model from the command line."""
+    styles: tuple[Style, ...] = ("once", "stream", "together", "again")
+    ways = tuple(Way("batch", "off", 0, GREEDY, style) for style in styles)
+    return Plan(GIVEN, (Block(ways, tuple(prompts), max_tokens),))
+
+
+def known() -> tuple[Plan, ...]:
+    """The plans of the models this project brings along."""
+    return (dense(),)
+
+
+def catalogue(expression: str | None = None) -> tuple[Case, ...]:
+    """The cases that a selector looks at: plans on demand only where it names their model."""
+    named = expression or ""
+    return matrix(plan for plan in known() if not plan.on_demand or plan.model in named)
