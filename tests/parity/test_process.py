@@ -104,8 +104,8 @@ def test_a_run_says_what_it_compared(tmp_path: Path) -> None:
     """oracle-sampled, lossless-sampled, stop: a handful of cases through both servers, exit 0."""
     file = tmp_path / "run.json"
     chosen = (
-        "dense/serial/two-model/d3 and early-stop and (top-p or greedy)"
-        " or serial/ngram/d8 and stop-across or batch/off and early-stop"
+        "dense/serial/two-model/d3 and early-stop and (top-p or /greedy)"
+        " or serial/ngram/d8 and stop-across or batch/off/d0/greedy and early-stop"
     )
     run = started("-k", chosen, "--json", str(file))
     out, err = run.communicate(timeout=LONGEST_S)

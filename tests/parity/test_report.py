@@ -59,7 +59,7 @@ def test_a_command_names_the_models_it_ran_on() -> None:
     setting = replace(SETTING, options=("--target", "my model"))
     (sentence,) = sentences(result(Verdict.DIFFERENT, failures=(failure,)), setting)
     assert "expected 98 'b', got the end (margin not measured)" in sentence
-    assert "run --target 'my model' -k serial" in sentence
+    assert "run --target 'my model' -k dense" in sentence
 
 
 def test_the_closing_line_counts_positions_and_not_only_cases() -> None:

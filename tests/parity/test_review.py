@@ -49,11 +49,11 @@ def folder(tmp_path: Path) -> Path:
     folder = tmp_path / "parity" / "__snapshots__"
     write(
         folder,
-        "portable/novel.ambr",
+        "portable/dense/novel.ambr",
         text_entry(NOVEL, "one two three"),
         trace_entry(NOVEL, "3/3 0/3"),
     )
-    write(folder, "cpu-here/long.ambr", text_entry(LONG, "abc"))
+    write(folder, "cpu-here/dense/long.ambr", text_entry(LONG, "abc"))
     (folder / "provenance.json").write_text("{}")
     settings = ["-c", "user.name=t", "-c", "user.email=t@example.org", "-c", "commit.gpgsign=false"]
     for command in (["init", "-q"], ["add", "."], ["commit", "-q", "-m", "base"]):
@@ -71,7 +71,7 @@ def test_a_moved_text_is_shown_at_its_first_difference(folder: Path) -> None:
     """Both texts, the ids there decoded, and the command that reproduces it."""
     write(
         folder,
-        "portable/novel.ambr",
+        "portable/dense/novel.ambr",
         text_entry(NOVEL, "one tOo three"),
         trace_entry(NOVEL, "3/3 0/3"),
     )
@@ -92,7 +92,7 @@ def test_only_a_trace_that_moved_is_called_so(folder: Path) -> None:
     """A reviewer sees at once that the text did not move."""
     write(
         folder,
-        "portable/novel.ambr",
+        "portable/dense/novel.ambr",
         text_entry(NOVEL, "one two three"),
         trace_entry(NOVEL, "3/3 1/3"),
     )
@@ -103,10 +103,10 @@ def test_only_a_trace_that_moved_is_called_so(folder: Path) -> None:
 
 def test_a_part_that_is_kept_elsewhere_new_or_gone_is_said(folder: Path) -> None:
     """Losing portability, a case, or a file is a change like any other."""
-    write(folder, "portable/novel.ambr", trace_entry(NOVEL, "3/3 0/3"))
-    write(folder, "cpu-here/novel.ambr", text_entry(NOVEL, "one two three"))
-    (folder / "cpu-here" / "long.ambr").unlink()
-    write(folder, "cpu-here/utf8.ambr", text_entry("dense/batch/off/d0/greedy/utf8", "x"))
+    write(folder, "portable/dense/novel.ambr", trace_entry(NOVEL, "3/3 0/3"))
+    write(folder, "cpu-here/dense/novel.ambr", text_entry(NOVEL, "one two three"))
+    (folder / "cpu-here" / "dense" / "long.ambr").unlink()
+    write(folder, "cpu-here/dense/utf8.ambr", text_entry("dense/batch/off/d0/greedy/utf8", "x"))
     first_lines = [lines[0] for lines in changed_since("HEAD", folder).values()]
     assert first_lines == [
         f"{LONG}: text removed",
@@ -117,7 +117,7 @@ def test_a_part_that_is_kept_elsewhere_new_or_gone_is_said(folder: Path) -> None
 
 def test_another_base_is_another_comparison(folder: Path) -> None:
     """--base names any revision."""
-    write(folder, "cpu-here/long.ambr", text_entry(LONG, "abd"))
+    write(folder, "cpu-here/dense/long.ambr", text_entry(LONG, "abd"))
     commit = [
         "git",
         "-c",

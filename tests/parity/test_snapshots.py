@@ -70,7 +70,7 @@ class Mini:
     def kept(self) -> set[tuple[str, str, str]]:
         """(storage, kind, part) of every entry."""
         return {
-            (Path(name).parent.name, Path(name).stem, split_name(entry)[0])
+            (Path(name).parts[0], Path(name).stem, split_name(entry)[0])
             for name, text in self.files().items()
             if name.endswith(".ambr")
             for entry in parse(text)
@@ -144,10 +144,10 @@ def test_a_new_version_that_moves_no_token_changes_no_file(mini: Mini) -> None:
 def test_one_change_in_one_snapshot_fails_its_case(mini: Mini) -> None:
     """Ids, text, finish reason and trace are all compared."""
     for name, old, new in (
-        ("portable/both.ambr", "ids    97 98", "ids    97 99"),
-        ("portable/free.ambr", "text   'd'", "text   'c'"),
-        ("portable/half.ambr", "finish length", "finish stop"),
-        ("cpu-here/half.ambr", "rounds 1/2", "rounds 2/2"),
+        ("portable/dense/both.ambr", "ids    97 98", "ids    97 99"),
+        ("portable/dense/free.ambr", "text   'd'", "text   'c'"),
+        ("portable/dense/half.ambr", "finish length", "finish stop"),
+        ("cpu-here/dense/half.ambr", "rounds 1/2", "rounds 2/2"),
     ):
         file = mini.folder / "__snapshots__" / name
         assert old in file.read_text()
@@ -167,9 +167,9 @@ def test_a_partial_recording_deletes_nothing(mini: Mini, how: tuple[str, ...]) -
     done = mini.run("--snapshot-update", *how)
     assert done.returncode == 0, done.stdout
     after = mini.files()
-    assert {name for name in before if after.get(name) != before[name]} == {"portable/both.ambr"}
+    assert {name for name in before if after.get(name) != before[name]} == {"portable/dense/both.ambr"}
     assert set(before) == set(after)
-    assert "ids    98 97" in after["portable/both.ambr"]
+    assert "ids    98 97" in after["portable/dense/both.ambr"]
 
 
 def test_recording_elsewhere_keeps_what_was_recorded_here(mini: Mini) -> None:
@@ -213,7 +213,7 @@ def test_elsewhere_only_what_is_portable_is_compared_and_the_rest_is_said(mini: 
 
 def test_a_missing_snapshot_on_a_recorded_backend_is_a_failure(mini: Mini) -> None:
     """And so it is where nothing was ever recorded."""
-    (mini.folder / "__snapshots__" / "cpu-here" / "none.ambr").unlink()
+    (mini.folder / "__snapshots__" / "cpu-here" / "dense" / "none.ambr").unlink()
     done = mini.run()
     assert "2 failed, 6 passed" in done.stdout
     assert "no snapshot of its trace for cpu-here" in done.stdout
