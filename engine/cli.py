@@ -68,13 +68,13 @@ def generate_command(
     if rng != policy:
         raise BadInput(f"--rng must be positional or sequential, got {rng!r}")
     logits = LogitsOptions(
-        repetition_penalty,
-        repetition_context_size,
-        presence_penalty,
-        presence_context_size,
-        frequency_penalty,
-        frequency_context_size,
-        tuple(map(_bias, logit_bias or ())),
+        repetition_penalty=repetition_penalty,
+        repetition_context_size=repetition_context_size,
+        presence_penalty=presence_penalty,
+        presence_context_size=presence_context_size,
+        frequency_penalty=frequency_penalty,
+        frequency_context_size=frequency_context_size,
+        logit_bias=tuple(map(_bias, logit_bias or ())),
     )
     sampling = Sampling(
         temp, top_p, top_k, min_p, seed, policy, xtc_probability, xtc_threshold, logits

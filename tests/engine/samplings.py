@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from engine import LogitsOptions, Sampling
 
-V = 262
+V = 288
 """Vocabulary of the tiny target."""
 
 CONTEXT_SIZES = st.sampled_from([0, 1, 2, 5, 20])
