@@ -1,8 +1,9 @@
 """A reference engine for speculative decoding on MLX.
 
 Read in this order: `generate.py` (one request, from prompt to stream), `rounds.py` (one round),
-`acceptance.py` (what counts as accepted), `sampling.py` (where tokens come from), `state/` (what is
-remembered and how it is rolled back), `drafters/` (who proposes), `target.py` (the model).
+`acceptance.py` (what counts as accepted), `sampling.py` (where tokens come from), `processors.py`
+(what changes logits first), `state/` (what is remembered and how it is rolled back), `drafters/`
+(who proposes), `target.py` (the model).
 """
 
 import os
@@ -17,6 +18,7 @@ from .generate import Live, generate, open_live
 from .target import Target
 from .values import (
     Finish,
+    LogitsOptions,
     Request,
     RoundTrace,
     Sampling,
@@ -33,6 +35,7 @@ __all__ = [
     "Finish",
     "LawError",
     "Live",
+    "LogitsOptions",
     "Request",
     "RoundTrace",
     "Sampling",

@@ -22,7 +22,9 @@ from .drafters.source import DraftProvider
 from .errors import BadInput
 from .generate import generate
 from .target import Target
-from .values import Finish, Request, Rng, Sampling
+from .values import Finish, LogitsOptions, Request, Rng, Sampling
+
+CONTEXT_HELP = "tokens looked back at; 0 is all"
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 
@@ -39,12 +41,22 @@ def generate_command(
     prompt_file: Annotated[Path | None, typer.Option(help="UTF-8, one prompt per line")] = None,
     drafter: Annotated[str, typer.Option(help="off | ngram | KIND:DIR | DIR")] = "off",
     depth: Annotated[int | None, typer.Option(help="drafts per round")] = None,
+    chat: Annotated[bool, typer.Option(help="each prompt is a user's message")] = False,
     max_tokens: Annotated[int, typer.Option(help="budget, terminal EOS included")] = 100,
     stop: Annotated[list[str] | None, typer.Option(help="stop string, repeatable")] = None,
     temp: Annotated[float, typer.Option(help="temperature; 0 is greedy")] = 0.0,
     top_p: Annotated[float, typer.Option(help="0 is off")] = 0.0,
     top_k: Annotated[int, typer.Option(help="0 is off")] = 0,
     min_p: Annotated[float, typer.Option(help="0 is off")] = 0.0,
+    xtc_probability: Annotated[float, typer.Option(help="0 is off")] = 0.0,
+    xtc_threshold: Annotated[float, typer.Option(help="0 to 0.5")] = 0.1,
+    repetition_penalty: Annotated[float, typer.Option(help="0 is off")] = 0.0,
+    repetition_context_size: Annotated[int, typer.Option(help=CONTEXT_HELP)] = 20,
+    presence_penalty: Annotated[float, typer.Option(help="0 is off")] = 0.0,
+    presence_context_size: Annotated[int, typer.Option(help=CONTEXT_HELP)] = 20,
+    frequency_penalty: Annotated[float, typer.Option(help="0 is off")] = 0.0,
+    frequency_context_size: Annotated[int, typer.Option(help=CONTEXT_HELP)] = 20,
+    logit_bias: Annotated[list[str] | None, typer.Option(help="ID=BIAS, repeatable")] = None,
     seed: Annotated[int | None, typer.Option(help="drawn and reported if not given")] = None,
     rng: Annotated[
         str, typer.Option(help="positional | sequential (mlx-lm's order)")
@@ -55,7 +67,18 @@ def generate_command(
     policy: Rng = "sequential" if rng == "sequential" else "positional"
     if rng != policy:
         raise BadInput(f"--rng must be positional or sequential, got {rng!r}")
-    sampling = Sampling(temp, top_p, top_k, min_p, seed, policy)
+    logits = LogitsOptions(
+        repetition_penalty=repetition_penalty,
+        repetition_context_size=repetition_context_size,
+        presence_penalty=presence_penalty,
+        presence_context_size=presence_context_size,
+        frequency_penalty=frequency_penalty,
+        frequency_context_size=frequency_context_size,
+        logit_bias=tuple(map(_bias, logit_bias or ())),
+    )
+    sampling = Sampling(
+        temp, top_p, top_k, min_p, seed, policy, xtc_probability, xtc_threshold, logits
+    )
     texts = _prompts(prompt, prompt_file)
     if depth is not None and depth < 0:
         raise BadInput(f"--depth must be at least 0, got {depth}")
@@ -64,12 +87,19 @@ def generate_command(
     model = Target.load(target)
     provider = open_drafter(drafter, model)
     for text in texts:
-        request = Request(
-            tuple(model.encode(text)), max_tokens, sampling, stop_strings=tuple(stop or ())
-        )
+        ids = model.encode_chat([{"role": "user", "content": text}]) if chat else model.encode(text)
+        request = Request(tuple(ids), max_tokens, sampling, stop_strings=tuple(stop or ()))
         finish = _run(model, request, provider, depth, show_text=not as_json)
         if as_json:
             print(json.dumps(_report(finish), ensure_ascii=False), flush=True)
+
+
+def _bias(pair: str) -> tuple[int, float]:
+    token, _, bias = pair.partition("=")
+    try:
+        return int(token), float(bias)
+    except ValueError as error:
+        raise BadInput(f"--logit-bias must be ID=BIAS, an id and a number, got {pair!r}") from error
 
 
 def _prompts(prompt: str | None, prompt_file: Path | None) -> list[str]:

@@ -14,8 +14,9 @@ from .drafters.source import DraftProvider, DraftRows
 from .errors import BadInput
 from .host import read
 from .prefill import CHUNK, prefill
+from .processors import make_processors
 from .rounds import Rounds, Row, accept
-from .sampling import RowSampling, log_softmax, make_row_sampler, resolve_seed
+from .sampling import RowSampling, make_row_sampler, resolve_seed
 from .state.native import NativeRows
 from .stops import Piece, TextStream
 from .target import Target
@@ -95,7 +96,9 @@ def _stream(
     live: Live,
     prefill_chunk: int,
 ) -> Generator[TokenEvent | Finish, None, None]:
-    samplers = RowSampling([make_row_sampler(sampling)])
+    samplers = RowSampling(
+        [make_row_sampler(sampling, target.xtc_exempt_ids)], [make_processors(sampling.logits)]
+    )
     if drafter is not None:
         live.draft = drafter.open(samplers)
         live.draft.append(None)
@@ -129,8 +132,9 @@ def _stream(
 
 def _accept_first(row: Row, samplers: RowSampling, logits: mx.array) -> None:
     """After a `full` prefill: its logits [1, V] serve as a first round without a draft."""
-    logprobs = log_softmax(logits)[:, None]
-    (token,) = read(samplers.sample(logprobs, [row.step]))[0]
+    window = mx.array([[row.pending]], dtype=mx.uint32)
+    samples, logprobs = samplers.choose(logits[:, None], [row.held], window, [row.step])
+    (token,) = read(samples)[0]
     accept(row, (), [token], [read(logprobs)[0][0][token]])
 
 

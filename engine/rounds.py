@@ -17,7 +17,7 @@ from .acceptance import End, Outcome, settle, walk
 from .drafters.source import Draft, DraftRows
 from .errors import LawError
 from .host import read
-from .sampling import RowSampling, log_softmax
+from .sampling import RowSampling
 from .values import RoundTrace
 
 
@@ -130,11 +130,22 @@ class Rounds:
         draft = self._propose(steps)
         window = self._window(pending, draft)
         self._target.begin()
-        logprobs = log_softmax(self._target.forward(window))
-        samples = self._sampling.sample(logprobs, steps)
+        logits = self._target.forward(window)
+        samples, logprobs = self._sampling.choose(logits, self._known(steps_ahead), window, steps)
         chosen = mx.take_along_axis(logprobs, samples[..., None], axis=-1)[..., 0]
         mx.async_eval(samples, chosen)
         return Flight(draft, samples, chosen)
+
+    def _known(self, steps_ahead: int) -> list[list[int]]:
+        """Per row, the ids in front of the window that its logits processors may look at.
+
+        A round in flight has a window of one: the pending id, which is known but not held yet.
+        """
+        known: list[list[int]] = []
+        for row, reach in zip(self._rows, self._sampling.reaches, strict=True):
+            start = 0 if reach is None else max(0, len(row.held) - reach)
+            known.append(row.held[start:] + [row.pending] * steps_ahead)
+        return known
 
     def _propose(self, steps: Sequence[int]) -> Draft:
         if self._draft is None:

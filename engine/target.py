@@ -71,20 +71,33 @@ class Target:
         return ids
 
     def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
-        """Token ids of a chat through the model's template, as `mlx_lm.server` encodes one.
+        """Token ids of a chat, as `mlx_lm.server` encodes it: through the model's own template.
+
+        Each message has a `role` and a `content`; the ids end where the assistant's turn begins.
 
         Raises:
-            BadInput: the model has no template, or it refuses the messages.
+            BadInput: the model has no chat template, a message is malformed, or the template
+                refuses them (a role it does not know, for example).
         """
         if not self.tokenizer.has_chat_template:
             raise BadInput(f"model {self.path} has no chat template")
+        if not messages:
+            raise BadInput("the chat has no messages; at least 1 is needed")
+        for number, message in enumerate(messages):
+            check_message(number, message)
         try:
             ids: list[int] = self.tokenizer.apply_chat_template(
-                [dict(m) for m in messages], tools=None, add_generation_prompt=True
+                [dict(message) for message in messages], tools=None, add_generation_prompt=True
             )
-        except Exception as error:  # templates raise whatever they like
+        except Exception as error:
+            # A template is a program of the model's author; it raises what it likes.
             raise BadInput(f"the chat template refuses the messages: {_one_line(error)}") from error
         return ids
+
+    @cached_property
+    def xtc_exempt_ids(self) -> tuple[int, ...]:
+        """The ids XTC never drops, as `mlx_lm.server` chooses them: the newline's and the EOS's."""
+        return (*self.tokenizer.encode("\n"), *self.eos_ids)
 
     @cached_property
     def identity(self) -> str:
@@ -117,6 +130,20 @@ def check_folder(folder: Path) -> dict[str, Any]:
     if not any(folder.glob("model*.safetensors")):
         raise BadInput(f"model folder {folder} has no weights (model*.safetensors)")
     return config
+
+
+def check_message(number: int, message: Mapping[str, str]) -> None:
+    """Refuse a chat message that is not a role and a content, both text.
+
+    Raises:
+        BadInput: naming the message, counted from 0, and what is wrong with it.
+    """
+    if not isinstance(message, Mapping):
+        raise BadInput(f"message {number} must hold role and content, got {message!r}")
+    for key in ("role", "content"):
+        if not isinstance(message.get(key), str):
+            raise BadInput(f"message {number}: {key} must be text, got {message.get(key)!r}")
+        require_utf8(message[key], f"message {number}: {key}")
 
 
 def require_compiler() -> None:

@@ -8,12 +8,16 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+import engine.cli
 import fixtures
+from engine import LogitsOptions, Request, Sampling, Target, generate
 from engine.cli import main
 
+from .test_chat import without_template
 from .test_drafters import copy_with_config
 
 TARGET = str(fixtures.target_dir("dense"))
@@ -61,6 +65,43 @@ def test_a_prompt_file_gives_one_object_per_line(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize("chat", [False, True])
+def test_every_flag_reaches_the_request(
+    target: Target,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    chat: bool,
+) -> None:
+    """And `--chat` makes the prompt a user's message."""
+    requests: list[Request] = []
+
+    def recording(model: Target, request: Request, *others: Any, **options: Any) -> Any:
+        requests.append(request)
+        return generate(model, request, *others, **options)
+
+    monkeypatch.setattr(engine.cli, "generate", recording)
+    options = {"max-tokens": 3, "temp": 0.7, "top-p": 0.9, "top-k": 9, "min-p": 0.01, "seed": 4}
+    options |= {"xtc-probability": 0.25, "xtc-threshold": 0.3}
+    options |= {"repetition-penalty": 1.1, "repetition-context-size": 5}
+    options |= {"presence-penalty": -0.5, "presence-context-size": 6}
+    options |= {"frequency-penalty": 0.125, "frequency-context-size": 0}
+    flags = [word for name, value in options.items() for word in (f"--{name}", str(value))]
+    flags += ["--rng", "sequential", "--stop", "x", "--stop", "yz"]
+    flags += ["--logit-bias", "65=-1.5", "--logit-bias", "66=-inf"]
+    arguments = ["--target", TARGET, "--prompt", "Hi", "--json", *flags, *["--chat"] * chat]
+    monkeypatch.setattr(sys, "argv", ["engine", "generate", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 0
+    logits = LogitsOptions(1.1, 5, -0.5, 6, 0.125, 0, ((65, -1.5), (66, -float("inf"))))
+    sampling = Sampling(0.7, 0.9, 9, 0.01, 4, "sequential", 0.25, 0.3, logits)
+    messages = [{"role": "user", "content": "Hi"}]
+    ids = target.encode_chat(messages) if chat else target.encode("Hi")
+    assert requests == [Request(tuple(ids), 3, sampling, stop_strings=("x", "yz"))]
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["usage"]["prompt_tokens"] == len(ids)
+
+
 def folder(tmp_path: Path, name: str, files: dict[str, str]) -> str:
     path = tmp_path / name
     path.mkdir()
@@ -79,6 +120,7 @@ def test_bad_input_is_one_line_and_exit_2(
     blank.write_text("\n \n")
     no_weights = folder(tmp_path, "w", {"config.json": '{"model_type": "llama"}'})
     unknown = str(copy_with_config(Path(DRAFT), tmp_path / "u", model_type="nope"))
+    bare = str(without_template(tmp_path / "bare").path)
     good = ("--target", TARGET, "--prompt", "x")
     cases = [
         (("--target", "/nowhere", "--prompt", "x"), "model folder /nowhere does not exist"),
@@ -102,6 +144,18 @@ def test_bad_input_is_one_line_and_exit_2(
         ((*good, "--depth", "three"), "--depth"),
         ((*good, "--no-such-flag"), "--no-such-flag"),
         ((*good, "--stop", ""), "stop string is empty"),
+        ((*good, "--repetition-penalty", "-1"), "repetition_penalty must be at least 0"),
+        ((*good, "--presence-penalty", "inf"), "presence_penalty must be within -1e30..1e30"),
+        ((*good, "--frequency-context-size", "-1"), "frequency_context_size must be between 0"),
+        ((*good, "--xtc-probability", "2"), "xtc_probability must be between 0 and 1, got 2.0"),
+        ((*good, "--xtc-threshold", "0.6"), "xtc_threshold must be between 0 and 0.5, got 0.6"),
+        ((*good, "--logit-bias", "5"), "--logit-bias must be ID=BIAS, an id and a number, got '5'"),
+        ((*good, "--logit-bias", "a=1"), "--logit-bias must be ID=BIAS"),
+        ((*good, "--logit-bias", "5=x"), "--logit-bias must be ID=BIAS"),
+        ((*good, "--logit-bias", "5=nan"), "logit_bias of id 5 must be at most 1e30, got nan"),
+        ((*good, "--logit-bias", "300=1"), "logit_bias ids must be below the vocabulary size 288"),
+        (("--target", bare, "--prompt", "x", "--chat"), "bare has no chat template"),
+        (("--target", TARGET, "--prompt", "\udcff", "--chat"), "content is not UTF-8"),
         ((*good, "--drafter", "ngram:x"), "takes no model path"),
         ((*good, "--drafter", "eagle"), "does not exist"),
     ]

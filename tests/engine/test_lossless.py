@@ -28,19 +28,9 @@ from oracle import models
 
 from .conftest import finish_of, last
 from .puppet import Puppet, scripted
+from .samplings import PROCESSED, SAMPLINGS
 
 SCRIPTS = st.lists(st.lists(st.booleans(), max_size=8), min_size=1, max_size=6)
-SAMPLINGS = st.one_of(
-    st.just(Sampling()),
-    st.builds(
-        Sampling,
-        temperature=st.sampled_from([0.5, 0.8, 1.5]),
-        top_p=st.sampled_from([0.0, 0.9]),
-        top_k=st.sampled_from([0, 5]),
-        min_p=st.sampled_from([0.0, 0.05]),
-        seed=st.integers(0, 2**64 - 1),
-    ),
-)
 
 
 def assert_holds(target: Target, live: Live) -> None:
@@ -158,6 +148,40 @@ def test_closing_at_any_token_leaves_a_settled_state(
     assert len(live.held) >= len(prompt) + taken - 1
 
 
+@given(
+    script=SCRIPTS,
+    sampling=PROCESSED,
+    budget=st.integers(1, 24),
+    depth=st.integers(0, 8),
+    mode=st.sampled_from(["tail-split", "full"]),
+)
+@pytest.mark.parametrize("name", ["puppet", "ngram", "two_model"])
+def test_processors_and_xtc_are_lossless(
+    request: pytest.FixtureRequest,
+    target: Target,
+    prompt: tuple[int, ...],
+    name: str,
+    script: list[list[bool]],
+    sampling: Sampling,
+    budget: int,
+    depth: int,
+    mode: PrefillMode,
+) -> None:
+    """`lossless`, `lossless-sampled`: each processor saw what it sees in a plain decode."""
+    plain = finish_of(target, prompt, max_tokens=budget, sampling=sampling)
+    provider: DraftProvider = Puppet(scripted(plain.tokens, script), prefill_mode=mode)
+    if name != "puppet":
+        provider = request.getfixturevalue(name)
+    got = finish_of(target, prompt, provider, max_tokens=budget, sampling=sampling, depth=depth)
+    assert (got.tokens, got.text, got.reason, got.usage) == (
+        plain.tokens,
+        plain.text,
+        plain.reason,
+        plain.usage,
+    )
+    assert got.logprobs == pytest.approx(plain.logprobs, abs=1e-3)
+
+
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(0.8, top_p=0.9, seed=1)], ids=str)
 @pytest.mark.parametrize("depth", [0, 1, 3, 8])
 @pytest.mark.parametrize("name", ["ngram", "two_model"])
@@ -203,7 +227,7 @@ def test_prefill_chunks_do_not_matter(
     assert_holds(target, live)
 
 
-@given(cut=st.integers(1, 23), sampling=SAMPLINGS)
+@given(cut=st.integers(1, 23), sampling=st.one_of(SAMPLINGS, PROCESSED))
 def test_a_continued_stream_draws_what_the_whole_one_drew(
     target: Target, prompt: tuple[int, ...], cut: int, sampling: Sampling
 ) -> None:

@@ -155,8 +155,8 @@ ENGINE = (
     EngineMutant(
         "step key reused across a window",
         "engine/sampling.py",
-        "[step_key(self._seed, step + n) for n in range(logprobs.shape[0])]",
-        "[step_key(self._seed, step) for n in range(logprobs.shape[0])]",
+        "[step_key(self._seed, step, stream) for step in steps]",
+        "[step_key(self._seed, steps[0], stream) for step in steps]",
         "dense/serial/two-model/d3/temperature/novel",
     ),
     EngineMutant(
@@ -169,12 +169,8 @@ ENGINE = (
     EngineMutant(
         "sequential draws position by position",
         "engine/sampling.py",
-        "        self._state, key = mx.random.split(self._state)\n"
-        "        return mx.random.categorical(scaled(logprobs, self._sampling), key=key)\n",
-        "        if logprobs.shape[0] > 1:\n"
-        "            return mx.concatenate([self.draw(row[None], step) for row in logprobs])\n"
-        "        self._state, key = mx.random.split(self._state)\n"
-        "        return mx.random.categorical(scaled(logprobs, self._sampling), key=key)\n",
+        "if not self._sampling.logits.active:",
+        "if False:",
         "dense/serial/two-model/d3/temperature+sequential/novel",
     ),
     EngineMutant(
@@ -237,6 +233,62 @@ LAWS = (
         "or max(draft.lengths) > depth",
         "or False",
         "too_many_drafts_are_reported",
+    ),
+    LawMutant(
+        "processors see no drafts",
+        "engine/processors.py",
+        "seen[: len(known) + position + 1]",
+        "seen[: len(known) + 1]",
+        "lossless_with_penalties",
+    ),
+    LawMutant(
+        "processors see no prompt",
+        "engine/rounds.py",
+        "known.append(row.held[start:] + [row.pending] * steps_ahead)",
+        "known.append([])",
+        "each_prompt_token_is_penalised",
+    ),
+    LawMutant(
+        "processors of a round launched ahead miss the token in flight",
+        "engine/rounds.py",
+        "known.append(row.held[start:] + [row.pending] * steps_ahead)",
+        "known.append(row.held[start:])",
+        "lossless_with_penalties",
+    ),
+    LawMutant(
+        "processors see one token too few",
+        "engine/rounds.py",
+        "start = 0 if reach is None else max(0, len(row.held) - reach)",
+        "start = len(row.held) if reach is None else max(0, len(row.held) - reach // 2)",
+        "each_prompt_token_is_penalised",
+    ),
+    LawMutant(
+        "log-probabilities are of the raw logits",
+        "engine/sampling.py",
+        "            logits = mx.stack(rows)\n",
+        "            return self.sample(log_softmax(mx.stack(rows)), steps), log_softmax(logits)\n",
+        "a_bias_shows_in_the_logprobs",
+    ),
+    LawMutant(
+        "XTC tosses one coin for a window",
+        "engine/sampling.py",
+        "coins = toss(self._keys(steps, XTC_STREAM))[:, None]",
+        "coins = toss(self._keys(steps[:1], XTC_STREAM))[:, None]",
+        "lossless_with_xtc",
+    ),
+    LawMutant(
+        "XTC's coin comes from the token stream",
+        "engine/sampling.py",
+        "coins = toss(self._keys(steps, XTC_STREAM))[:, None]",
+        "coins = toss(self._keys(steps, TOKEN_STREAM))[:, None]",
+        "the_coin_has_a_key_of_its_own",
+    ),
+    LawMutant(
+        "XTC drops the newline and the EOS",
+        "engine/generate.py",
+        "make_row_sampler(sampling, target.xtc_exempt_ids)",
+        "make_row_sampler(sampling)",
+        "xtc_never_drops_a_newline",
     ),
 )
 

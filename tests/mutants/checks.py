@@ -63,6 +63,76 @@ def ngram_history_after_a_rejection(world: World) -> None:
     assert rows.capture(0).attachment.tensors[0].tolist() == [5, 5, 5, 5]
 
 
+def _plain_and_drafted(world: World, **sampling: Any) -> tuple[Any, Any]:
+    """The same request without a drafter, and with one that is always right, five at a time."""
+    engine, target, prompt = _engine(world)
+    puppet = world["tests.engine.puppet"]
+    request = engine.Request(prompt, 24, engine.Sampling(**sampling))
+    *_, plain = engine.generate(target, request)
+    right = puppet.Puppet(puppet.scripted(plain.tokens, [[True] * 5]))
+    *_, drafted = engine.generate(target, request, right, depth=5)
+    return plain, drafted
+
+
+def lossless_with_penalties(world: World) -> None:
+    """`lossless`: the penalised text is the same, and right drafts of it are accepted."""
+    options = world["engine"].LogitsOptions(presence_penalty=1.5, frequency_penalty=1.0)
+    plain, drafted = _plain_and_drafted(world, logits=options)
+    assert drafted.tokens == plain.tokens
+    assert drafted.logprobs == pytest.approx(plain.logprobs, abs=1e-3)
+    assert drafted.statistics.rejected == 0
+
+
+def lossless_with_xtc(world: World) -> None:
+    """`lossless-sampled`: a window tosses the coins that single steps toss."""
+    for seed in range(8):
+        sampling = {"temperature": 1.0, "seed": seed, "xtc_probability": 0.5}
+        plain, drafted = _plain_and_drafted(world, xtc_threshold=0.05, **sampling)
+        assert drafted.tokens == plain.tokens
+
+
+def each_prompt_token_is_penalised(world: World) -> None:
+    """A ban by presence on all that was said leaves the first token outside the prompt."""
+    engine, target, _ = _engine(world)
+    prompt = tuple(range(40, 70))
+    for size in (0, 30):
+        options = engine.LogitsOptions(presence_penalty=1e9, presence_context_size=size)
+        banned = engine.Sampling(logits=options)
+        *_, finish = engine.generate(target, engine.Request(prompt, 4, banned))
+        assert len(finish.tokens) == 4
+        assert not set(finish.tokens) & set(prompt[4:])
+
+
+def a_bias_shows_in_the_logprobs(world: World) -> None:
+    """The log-probability is that of the logits the token was chosen from."""
+    engine, target, prompt = _engine(world)
+    forced = engine.Sampling(logits=engine.LogitsOptions(logit_bias=((37, 1000.0),)))
+    *_, finish = engine.generate(target, engine.Request(prompt, 1, forced))
+    assert (finish.tokens, finish.logprobs) == ((37,), (0.0,))
+
+
+def the_coin_has_a_key_of_its_own(world: World) -> None:
+    """The coin of a step is stream 1's: of two equal ids XTC spares one, and the coin decides."""
+    sampling, mx = world["engine.sampling"], world["mlx.core"]
+    options = world["engine"].Sampling(1.0, seed=5, xtc_probability=0.5, xtc_threshold=0.1)
+    window = mx.log(mx.array([[0.7, 0.3]] * 64))
+    likely = sampling.Positional(options).draw(window, 0) == 0
+    keys = [mx.array(sampling.step_key(5, step, 1), dtype=mx.uint32) for step in range(64)]
+    coins = mx.array([mx.random.uniform(key=key).item() for key in keys])
+    assert not mx.any(likely & (coins <= 0.5)).item()
+
+
+def xtc_never_drops_a_newline(world: World) -> None:
+    """A certain coin drops the likelier of two ids unless it is exempt, as a newline is."""
+    engine, target, prompt = _engine(world)
+    (newline,) = target.encode("\n")
+    bias = ((newline, 1030.0), (40, 1000.0))
+    options = engine.LogitsOptions(logit_bias=bias)
+    certain = engine.Sampling(1.0, seed=1, xtc_probability=1.0, xtc_threshold=0.0, logits=options)
+    *_, finish = engine.generate(target, engine.Request(prompt, 3, certain))
+    assert finish.tokens == (newline,) * 3
+
+
 def _compare(world: World, expected: Any, actual: Any, measure: Any = None) -> Any:
     fakes, compare = world["tests.parity.fakes"], world["parity.compare"]
     return compare.compare(
