@@ -11,11 +11,12 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
 
-from oracle.client import Client, OracleError
+from oracle.client import Client, Options, OracleError
 from oracle.server import Server, ServerFailed
 from parity.cases import Case, Question, Source, question_of
 from parity.errors import Unusable
 from parity.models import Models
+from parity.probe import filters_of
 from parity.trace import Answer
 
 SOURCES = frozenset({Source.SERVER, Source.SERVER_DRAFT})
@@ -94,19 +95,18 @@ class Served:
 
     def _complete(self, case: Case) -> Answer:
         client = self._client(case.source)
-        sampling = case.cell.sampling
+        depth = case.cell.depth
         try:
             completion = client.complete(
                 case.prompt,
                 max_tokens=case.max_tokens,
-                temperature=sampling.temperature,
-                top_p=sampling.top_p or 1.0,
-                top_k=sampling.top_k,
-                min_p=sampling.min_p,
-                # A seed moves a request to the serial lane; greedy decoding does not read it.
-                seed=sampling.seed if case.cell.lane == "serial" else None,
+                options=Options(
+                    filters_of(case),
+                    # A seed moves a request to the serial lane; greedy decoding does not read it.
+                    seed=case.cell.sampling.seed if case.cell.lane == "serial" else None,
+                    num_draft_tokens=depth if case.source is Source.SERVER_DRAFT else None,
+                ),
                 stop=case.stop,
-                num_draft_tokens=case.cell.depth if case.source is Source.SERVER_DRAFT else None,
             )
         except OracleError as error:
             self.check_alive()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import mlx.core as mx
+import numpy as np
 import pytest
 
 from oracle.inprocess import (
@@ -16,6 +18,8 @@ from oracle.inprocess import (
     speculative,
 )
 from oracle.models import acceptance, no_cache_greedy
+from oracle.noise import Filters, Positional
+from oracle.processors import Processors
 
 from .tiny import byte_id
 
@@ -102,6 +106,24 @@ def test_positional_sampling_continues_where_it_stopped(target: Loaded) -> None:
     assert plain(target, prompt, 12, PositionalSampler(9, 0.0)) == plain(target, prompt, 12)
 
 
+def test_positional_sampling_tosses_a_coin_for_each_position(target: Loaded) -> None:
+    """`lossless-sampled`: by hand, one forward per token; the coin has a stream of its own."""
+    filters = Filters(0.9, xtc_probability=0.5, xtc_threshold=0.02)
+    tokens = target.encode("The quick")
+    run = plain(
+        target, tokens, 10, PositionalSampler(9, 0.9, xtc_probability=0.5, xtc_threshold=0.02)
+    )
+    acted = []
+    for step, token in enumerate(run.generated):
+        logits = target.model(mx.array([tokens]))[0, -1]
+        coin = mx.random.uniform(key=Positional(9).key(step, stream=1))
+        acted.append(bool(coin <= 0.5))
+        scaled = filters.scaled(logits - mx.logsumexp(logits), coin)
+        assert np.array(mx.random.categorical(scaled, key=Positional(9).key(step))) == token
+        tokens.append(token)
+    assert set(acted) == {True, False}
+
+
 def test_bad_input_is_named(target: Loaded, draft: Loaded, tmp_path: Path) -> None:
     """`length-one`: what cannot be run is refused before anything runs."""
     with pytest.raises(ValueError, match=r"has no config\.json"):
@@ -114,3 +136,6 @@ def test_bad_input_is_named(target: Loaded, draft: Loaded, tmp_path: Path) -> No
         speculative(target, draft, [byte_id(65)], 5, -1)
     with pytest.raises(ValueError, match="cannot count steps"):
         speculative(target, draft, [byte_id(65)], 5, 2, PositionalSampler(1, 1.0))
+    processors = Processors(repetition_penalty=1.0)
+    with pytest.raises(ValueError, match=r"not applied as in plain text here \(D5\)"):
+        speculative(target, draft, [byte_id(65)], 5, 2, processors=processors)
