@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 
 import mlx.core as mx
@@ -108,11 +109,9 @@ def test_positional_sampling_continues_where_it_stopped(target: Loaded) -> None:
 
 def test_positional_sampling_tosses_a_coin_for_each_position(target: Loaded) -> None:
     """`lossless-sampled`: by hand, one forward per token; the coin has a stream of its own."""
-    filters = Filters(0.9, xtc_probability=0.5, xtc_threshold=0.02)
+    filters = Filters(0.9, xtc_probability=0.5, xtc_threshold=0.001)  # acts on nearly all
     tokens = target.encode("The quick")
-    run = plain(
-        target, tokens, 10, PositionalSampler(9, 0.9, xtc_probability=0.5, xtc_threshold=0.02)
-    )
+    run = plain(target, tokens, 10, PositionalSampler(9, **asdict(filters)))
     acted = []
     for step, token in enumerate(run.generated):
         logits = target.model(mx.array([tokens]))[0, -1]
