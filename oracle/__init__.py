@@ -4,12 +4,13 @@ Nothing here imports ``engine``. Read in this order:
 
 1. ``models``      the definitions, slow and obvious: no-cache greedy, the n-gram scan, the
                    acceptance walk, and acceptance as an exact distribution in fractions
-2. ``noise``       filters, and which random bits a sampled token sees
-3. ``inprocess``   mlx-lm's plain and two-model generators, driven by ids, with a trace
-4. ``margins``     how close each decision of a finished run was, measured by replaying its ids
-5. ``server``      mlx_lm.server as a subprocess that never outlives its parent (``watch``)
-6. ``client``      a completion read from that server: ids, text, log-probabilities, usage
-7. ``deviations``  where mlx-lm is known to be wrong, as data, each with a reproducer that is run
+2. ``processors``  what a request does to logits: a bias and three penalties
+3. ``noise``       filters, and which random bits a sampled token sees
+4. ``inprocess``   mlx-lm's plain and two-model generators, driven by ids, with a trace
+5. ``margins``     how close each decision of a finished run was, measured by replaying its ids
+6. ``server``      mlx_lm.server as a subprocess that never outlives its parent (``watch``)
+7. ``client``      a completion read from that server: ids, text, log-probabilities, usage
+8. ``deviations``  where mlx-lm is known to be wrong, as data, each with a reproducer that is run
 
 ``python -m oracle deviations`` runs the last.
 """

@@ -15,11 +15,14 @@ import json
 import math
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from types import TracebackType
 from typing import Any, Literal, Protocol
 
 import httpx
+
+from .noise import GREEDY, Filters
+from .processors import NO_PROCESSORS, Processors
 
 MAX_ANSWER_BYTES = 64 * 1024 * 1024
 
@@ -35,6 +38,49 @@ class Running(Protocol):
     def url(self) -> str: ...
 
     def alive(self) -> bool: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What a request asks for besides its prompt, its budget and its stop strings.
+
+    XTC's special tokens are the server's own choice and not sent. ``top_k`` and the ids of
+    ``logit_bias`` must stay below the vocabulary's size, which is not known here: else the first
+    ends the server's worker (D9), and the second the whole server.
+    """
+
+    filters: Filters = GREEDY
+    processors: Processors = NO_PROCESSORS
+    seed: int | None = None
+    """Selects the serial lane, greedy or not."""
+    num_draft_tokens: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.seed is not None and not 0 <= self.seed < 1 << 64:
+            raise ValueError(f"seed must be within 0..2^64-1, got {self.seed}")
+
+    def body(self) -> dict[str, Any]:
+        """The JSON fields; beyond the first four only what differs from the server's default."""
+        filters = self.filters
+        body: dict[str, Any] = {
+            "temperature": filters.temperature,
+            "top_p": filters.top_p or 1.0,
+            "top_k": filters.top_k,
+            "min_p": filters.min_p,
+        }
+        if filters.xtc_probability > 0:  # of these two the server takes floats only
+            body["xtc_probability"] = float(filters.xtc_probability)
+            body["xtc_threshold"] = float(filters.xtc_threshold)
+        for field in fields(self.processors):
+            if (value := getattr(self.processors, field.name)) != field.default:
+                body[field.name] = value
+        if self.processors.logit_bias:
+            body["logit_bias"] = {str(token): bias for token, bias in self.processors.logit_bias}
+        optional = {"seed": self.seed, "num_draft_tokens": self.num_draft_tokens}
+        return body | {name: value for name, value in optional.items() if value is not None}
+
+
+PLAIN = Options()
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,13 +144,8 @@ class Client:
         prompt: str,
         *,
         max_tokens: int,
-        temperature: float = 0.0,
-        top_p: float = 1.0,
-        top_k: int = 0,
-        min_p: float = 0.0,
-        seed: int | None = None,
+        options: Options = PLAIN,
         stop: Sequence[str] = (),
-        num_draft_tokens: int | None = None,
     ) -> Completion:
         """Complete ``prompt``, which the server tokenizes.
 
@@ -115,7 +156,7 @@ class Client:
             raise ValueError("the prompt must hold at least 1 character, got 0")
         body = {
             "prompt": prompt,
-            **_sampling(temperature, top_p, top_k, min_p, seed, num_draft_tokens),
+            **options.body(),
             **self._limits(max_tokens, stop),
         }
         return self._ask("/v1/completions", body, stop, lambda choice: choice.get("text"))
@@ -125,20 +166,15 @@ class Client:
         messages: Sequence[Mapping[str, str]],
         *,
         max_tokens: int,
-        temperature: float = 0.0,
-        top_p: float = 1.0,
-        top_k: int = 0,
-        min_p: float = 0.0,
-        seed: int | None = None,
+        options: Options = PLAIN,
         stop: Sequence[str] = (),
-        num_draft_tokens: int | None = None,
     ) -> Completion:
         """Answer ``messages``, which the server puts through the tokenizer's chat template."""
         if not messages:
             raise ValueError("a chat must hold at least 1 message, got 0")
         body = {
             "messages": [dict(message) for message in messages],
-            **_sampling(temperature, top_p, top_k, min_p, seed, num_draft_tokens),
+            **options.body(),
             **self._limits(max_tokens, stop),
         }
         return self._ask("/v1/chat/completions", body, stop, _message_text)
@@ -281,26 +317,6 @@ def _terminal_length(
             "finish_reason is 'stop', but the ids end in neither EOS nor a stop string"
         )
     return max(ends)
-
-
-def _sampling(
-    temperature: float,
-    top_p: float,
-    top_k: int,
-    min_p: float,
-    seed: int | None,
-    num_draft_tokens: int | None,
-) -> dict[str, Any]:
-    if seed is not None and not 0 <= seed < 1 << 64:
-        raise ValueError(f"seed must be within 0..2^64-1, got {seed}")
-    optional = {"seed": seed, "num_draft_tokens": num_draft_tokens}
-    return {
-        "temperature": temperature,
-        "top_p": top_p,
-        "top_k": top_k,
-        "min_p": min_p,
-        **{name: value for name, value in optional.items() if value is not None},
-    }
 
 
 def _message_text(choice: dict[str, Any]) -> object:

@@ -15,6 +15,7 @@ from mlx_lm.utils import load as load_with_mlx_lm
 
 from .models import LanguageModel
 from .noise import Filters, Positional, as_floats
+from .processors import NO_PROCESSORS, Processors
 
 Sampler = Callable[[mx.array], mx.array]
 
@@ -50,6 +51,11 @@ class Loaded:
     def encode_bare(self, text: str) -> list[int]:
         """Ids of ``text`` without special tokens, as the server tokenizes a stop string."""
         return list(self.tokenizer.encode(text, add_special_tokens=False))
+
+    @property
+    def xtc_special_tokens(self) -> tuple[int, ...]:
+        """What the server keeps from XTC: the ids of a newline, special ones included, and EOS."""
+        return (*self.tokenizer.encode("\n"), *sorted(self.eos_ids))
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,16 +104,8 @@ class PositionalSampler:
     under ``speculative_generate_step``, hence one sampler serves one plain run.
     """
 
-    def __init__(
-        self,
-        seed: int,
-        temperature: float,
-        top_p: float = 0.0,
-        top_k: int = 0,
-        min_p: float = 0.0,
-        first_step: int = 0,
-    ) -> None:
-        self._filters = Filters(temperature, top_p=top_p, top_k=top_k, min_p=min_p)
+    def __init__(self, seed: int, filters: Filters, first_step: int = 0) -> None:
+        self._filters = filters
         self._keys = Positional(seed, first_step)
         self._num_calls = 0
 
@@ -115,11 +113,12 @@ class PositionalSampler:
         """Log-probabilities [1, V] to ids [1]."""
         if logprobs.shape[0] != 1:
             raise ValueError(f"a positional sampler draws from one row, got {logprobs.shape[0]}")
-        key = self._keys.key(self._num_calls)
+        bits = self._keys.bits(self._num_calls, self._filters)
         self._num_calls += 1
         if self._filters.greedy:
             return mx.argmax(logprobs, axis=-1)
-        return mx.random.categorical(self._filters.scaled(logprobs)[0], key=key)[None]
+        scaled = self._filters.scaled(logprobs, bits.coin)
+        return mx.random.categorical(scaled[0], key=bits.key)[None]
 
 
 def sequential_sampler(seed: int, filters: Filters) -> Sampler:
@@ -129,7 +128,13 @@ def sequential_sampler(seed: int, filters: Filters) -> Sampler:
     """
     mx.random.seed(seed)
     return make_sampler(
-        filters.temperature, top_p=filters.top_p, min_p=filters.min_p, top_k=filters.top_k
+        filters.temperature,
+        top_p=filters.top_p,
+        min_p=filters.min_p,
+        top_k=filters.top_k,
+        xtc_probability=filters.xtc_probability,
+        xtc_threshold=filters.xtc_threshold,
+        xtc_special_tokens=list(filters.xtc_special_tokens),
     )
 
 
@@ -139,15 +144,20 @@ def plain(
     max_tokens: int,
     sampler: Sampler | None = None,
     *,
+    processors: Processors = NO_PROCESSORS,
     prefill_step_size: int = 2048,
 ) -> Run:
-    """``generate_step`` until EOS or the budget; greedy without a sampler."""
+    """``generate_step`` until EOS or the budget; greedy without a sampler.
+
+    ``logprobs`` are those of the processed logits, as the server reports them too.
+    """
     _check(prompt, max_tokens)
     steps = generate_step(
         mx.array(list(prompt)),
         target.model,
         max_tokens=max_tokens,
         sampler=sampler,
+        logits_processors=[processors.apply] if processors.active else None,
         prefill_step_size=prefill_step_size,
     )
     return _collect(((token, logprobs, False) for token, logprobs in steps), target.eos_ids)
@@ -161,13 +171,18 @@ def speculative(
     num_draft_tokens: int,
     sampler: Sampler | None = None,
     *,
+    processors: Processors = NO_PROCESSORS,
     prefill_step_size: int = 2048,
 ) -> Run:
     """``speculative_generate_step`` until EOS or the budget, with its rounds.
 
+    Active ``processors`` are refused: under speculation mlx-lm gives them another history than in
+    plain text (deviation D5), so that no run would be the truth about anything.
     ``prefill_step_size`` defaults to the server's 2048, not to the generator's own 512.
     """
     _check(prompt, max_tokens)
+    if processors.active:
+        raise ValueError("logits processors are not applied as in plain text here (D5): use plain")
     if num_draft_tokens < 0:
         raise ValueError(f"num_draft_tokens must be at least 0, got {num_draft_tokens}")
     if isinstance(sampler, PositionalSampler):

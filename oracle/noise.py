@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.metadata import version
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import mlx.core as mx
 import numpy as np
@@ -30,12 +30,19 @@ _WORD = (1 << 64) - 1
 
 @dataclass(frozen=True, slots=True)
 class Filters:
-    """What happens to log-probabilities before the draw; 0 (and top_p 1) means off."""
+    """What happens to log-probabilities before the draw; 0 (and top_p 1) means off.
+
+    XTC does something where its coin, uniform in [0, 1), is at most ``xtc_probability``.
+    """
 
     temperature: float
     top_p: float = 0.0
     top_k: int = 0
     min_p: float = 0.0
+    xtc_probability: float = 0.0
+    xtc_threshold: float = 0.1
+    xtc_special_tokens: tuple[int, ...] = ()
+    """Ids that XTC never excludes. A server chooses them: ``Loaded.xtc_special_tokens``."""
 
     def __post_init__(self) -> None:
         if not self.temperature >= 0:
@@ -46,25 +53,77 @@ class Filters:
             raise ValueError(f"top_k must be at least 0, got {self.top_k}")
         if not 0 <= self.min_p <= 1:
             raise ValueError(f"min_p must be within 0..1, got {self.min_p}")
+        if not 0 <= self.xtc_probability <= 1:
+            raise ValueError(f"xtc_probability must be within 0..1, got {self.xtc_probability}")
+        if not 0 <= self.xtc_threshold <= 0.5:
+            raise ValueError(f"xtc_threshold must be within 0..0.5, got {self.xtc_threshold}")
+        if min(self.xtc_special_tokens, default=0) < 0:
+            raise ValueError(
+                f"xtc_special_tokens must be at least 0, got {self.xtc_special_tokens}"
+            )
 
     @property
     def greedy(self) -> bool:
         return self.temperature == 0
 
-    def stages(self, logprobs: mx.array) -> tuple[mx.array, ...]:
-        """Log-probabilities [..., V] as given, then after each filter in make_sampler's order."""
+    @property
+    def xtc(self) -> bool:
+        """Whether every call of the sampler tosses XTC's coin."""
+        return not self.greedy and self.xtc_probability > 0
+
+    def stages(self, logprobs: mx.array, coin: mx.array | None = None) -> tuple[mx.array, ...]:
+        """Log-probabilities [..., V] as given, then after each filter in make_sampler's order.
+
+        ``coin`` is for XTC alone: one number [], as a sampler call tosses it, or [..., 1].
+        """
         stages = [logprobs]
         if 0 < self.top_p < 1:
             stages.append(apply_top_p(stages[-1], self.top_p))
         if self.min_p > 0:
             stages.append(apply_min_p(stages[-1], self.min_p))
+        if self.xtc:
+            excluded = exclude_top_choices(stages[-1], self.xtc_threshold, self.xtc_special_tokens)
+            stages.append(mx.where(self.excludes(coin), excluded, stages[-1]))
         if self.top_k > 0:
             stages.append(apply_top_k(stages[-1], self.top_k))
         return tuple(stages)
 
-    def scaled(self, logprobs: mx.array) -> mx.array:
+    def excludes(self, coin: mx.array | None) -> mx.array:
+        """Whether XTC acts, for each coin."""
+        if coin is None:
+            raise ValueError(f"XTC with probability {self.xtc_probability:g} needs a coin")
+        return coin <= self.xtc_probability
+
+    def scaled(self, logprobs: mx.array, coin: mx.array | None = None) -> mx.array:
         """What ``categorical`` is given: the filtered log-probabilities times 1/temperature."""
-        return self.stages(logprobs)[-1] * (1.0 / self.temperature)
+        return self.stages(logprobs, coin)[-1] * (1.0 / self.temperature)
+
+
+GREEDY = Filters(0.0)
+
+
+def exclude_top_choices(
+    logprobs: mx.array, threshold: float, special_tokens: Sequence[int] = ()
+) -> mx.array:
+    """Of the candidates more probable than ``threshold`` only the least probable ones stay.
+
+    Probabilities are those of what earlier filters left [..., V]. ``special_tokens`` stay too, but
+    count as candidates. Source: apply_xtc in mlx-lm's sample_utils.py.
+    """
+    probabilities = mx.softmax(logprobs, axis=-1)
+    candidates = mx.where(probabilities > threshold, probabilities, mx.inf)
+    stays = probabilities <= candidates.min(axis=-1, keepdims=True)
+    if special_tokens:
+        ids = mx.arange(logprobs.shape[-1])
+        stays = stays | mx.any(ids[:, None] == mx.array(list(special_tokens)), axis=-1)
+    return mx.where(stays, logprobs, -mx.inf)
+
+
+class Bits(NamedTuple):
+    """What one call of a sampler sees: the key of its draw and, if it tosses one, XTC's coin []."""
+
+    key: mx.array
+    coin: mx.array | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +145,11 @@ class Positional:
     def key(self, step: int, stream: Stream = TOKEN_DRAW) -> mx.array:
         return mx.array(self.words(step, stream), dtype=mx.uint32)
 
+    def bits(self, step: int, filters: Filters) -> Bits:
+        """The draw and the coin of one step have streams of their own."""
+        coin = mx.random.uniform(key=self.key(step, XTC_COIN)) if filters.xtc else None
+        return Bits(self.key(step), coin)
+
 
 @dataclass(frozen=True, slots=True)
 class Sequential:
@@ -99,6 +163,13 @@ class Sequential:
             halves = mx.random.split(state)
             state = halves[0]
             yield halves[1]
+
+    def bits(self, filters: Filters) -> Iterator[Bits]:
+        """Call by call, whatever its number of rows: first XTC's coin, then the draw."""
+        keys = self.keys()
+        while True:
+            coin = mx.random.uniform(key=next(keys)) if filters.xtc else None
+            yield Bits(next(keys), coin)
 
 
 Policy = Positional | Sequential

@@ -15,8 +15,9 @@ from fixtures import Kind, select
 from fixtures.select import Candidate
 from oracle.inprocess import Loaded, PositionalSampler, load, plain, sequential_sampler
 from oracle.margins import sampled_margins
-from oracle.noise import Filters, Policy, Positional, Sequential
+from oracle.noise import Policy, Positional, Sequential
 from parity.cases import MAX_TOKENS, SAMPLINGS, Sampling
+from parity.probe import filters_of
 
 CLEAR = 1e-2
 MIN_ACCEPT_COUNTS = 3
@@ -45,18 +46,12 @@ def stream(
     target: Loaded, prompt: Sequence[int], sampling: Sampling
 ) -> tuple[tuple[int, ...], float]:
     """The content of mlx-lm's plain stream under a sampling, and its smallest margin."""
-    filters = Filters(sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p)
+    filters = filters_of(sampling, target.xtc_special_tokens)
     policy: Policy = Sequential(sampling.seed)
     sampler = sequential_sampler(sampling.seed, filters)
     if sampling.mode == "positional":
         policy = Positional(sampling.seed)
-        sampler = PositionalSampler(
-            sampling.seed,
-            sampling.temperature,
-            top_p=sampling.top_p,
-            top_k=sampling.top_k,
-            min_p=sampling.min_p,
-        )
+        sampler = PositionalSampler(sampling.seed, filters)
     run = plain(target, prompt, MAX_TOKENS, sampler)
     return run.tokens, min(sampled_margins(target.model, prompt, run.generated, filters, policy))
 

@@ -5,6 +5,9 @@ Measured on the oracle's own copy of the models, never on the engine's.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import asdict
+
 import mlx.core as mx
 import numpy as np
 
@@ -18,8 +21,9 @@ from oracle.margins import (
     shape_delta,
 )
 from oracle.noise import Filters, Policy, Positional, Sequential, as_floats, draw_margins
+from oracle.processors import Processors
 from parity.asking import encode
-from parity.cases import Case
+from parity.cases import Case, Sampling
 from parity.compare import Measure
 from parity.errors import Unsound
 from parity.provenance import Margins
@@ -48,20 +52,22 @@ class Probe:
         if expected in self._target.eos_ids or actual in self._target.eos_ids:
             return None
         ids = [*encode(self._target, case.prompt), *prefix]
-        logits = self._logits(ids)
+        processors = processors_of(case)
+        logits = processors.apply(mx.array(ids), self._logits(ids)[None])[0]
         logprobs = logits - mx.logsumexp(logits)
         tokens = [self._best_eos(ids) if t is None else t for t in (expected, actual)]
         if case.cell.sampling.mode == "greedy":
             scores = as_floats(logprobs)
             below = [float(scores.max() - scores[token]) for token in tokens]
         else:
-            scaled = filters_of(case).scaled(logprobs)
-            key = Positional(case.seed).key(len(prefix))
-            below = [max(0.0, -draw_margins(scaled, key, [token])[0]) for token in tokens]
+            filters = filters_of(case.cell.sampling, self._target.xtc_special_tokens)
+            bits = Positional(case.seed).bits(len(prefix), filters)
+            scaled = filters.scaled(logprobs, bits.coin)
+            below = [max(0.0, -draw_margins(scaled, bits.key, [token])[0]) for token in tokens]
         width = min(case.cell.depth + 1, len(ids))
         return Measure(
             margin=max(below),
-            delta=shape_delta(self._target.model, ids, width),
+            delta=shape_delta(self._target.model, ids, width) * processors.gain,
             top_logit=float(np.abs(as_floats(logits)).max()),
         )
 
@@ -84,14 +90,23 @@ class Probe:
             eos = self._best_eos([*prompt, *(t for one in rounds for t in one.emitted)])
             rounds[-1] = DraftedRound(rounds[-1].draft, (*rounds[-1].emitted, eos))
         generated = [token for one in rounds for token in one.emitted]
-        filters, policy = filters_of(case), policy_of(case)
+        filters = filters_of(case.cell.sampling, self._target.xtc_special_tokens)
+        policy, processors = policy_of(case), processors_of(case)
         if policy is None:
-            text = greedy_margins(self._target.model, prompt, generated)
+            text = greedy_margins(self._target.model, prompt, generated, processors=processors)
         else:
             windows = None
             if case.cell.sampling.mode == "sequential" and case.cell.drafter == "two-model":
                 windows = [(len(one.draft), len(one.emitted)) for one in rounds]
-            text = sampled_margins(self._target.model, prompt, generated, filters, policy, windows)
+            text = sampled_margins(
+                self._target.model,
+                prompt,
+                generated,
+                filters,
+                policy,
+                windows,
+                processors=processors,
+            )
         if case.cell.drafter != "two-model":
             return Margins(min(text), None)
         assert self._draft is not None, "no two-model case is run without a draft model"
@@ -116,10 +131,22 @@ class Probe:
         return max(self._target.eos_ids, key=lambda token: float(scores[token]))
 
 
-def filters_of(case: Case) -> Filters:
-    """The case's sampling in the oracle's words."""
-    sampling = case.cell.sampling
-    return Filters(sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p)
+def filters_of(sampling: Sampling, xtc_special_tokens: Sequence[int] = ()) -> Filters:
+    """A sampling in the oracle's words. A server knows XTC's special tokens itself."""
+    return Filters(
+        sampling.temperature,
+        sampling.top_p,
+        sampling.top_k,
+        sampling.min_p,
+        sampling.xtc_probability,
+        sampling.xtc_threshold,
+        tuple(xtc_special_tokens),
+    )
+
+
+def processors_of(case: Case) -> Processors:
+    """What the case's sampling does to logits, in the oracle's words."""
+    return Processors(**asdict(case.cell.sampling.penalties))
 
 
 def policy_of(case: Case) -> Policy | None:

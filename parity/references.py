@@ -20,7 +20,7 @@ from parity.asking import encode
 from parity.cases import Case, Question, Source, question_of
 from parity.errors import Unusable
 from parity.models import Models
-from parity.probe import filters_of
+from parity.probe import filters_of, processors_of
 from parity.runner import Subject
 from parity.served import SOURCES, Served
 from parity.trace import Answer, Trace
@@ -102,7 +102,7 @@ class References:
 
     def _traced(self, case: Case, answer: Answer) -> Answer:
         """Add the rounds of mlx-lm's generator, which must have said what the server said."""
-        filters = filters_of(case)
+        filters = filters_of(case.cell.sampling, self._target.xtc_special_tokens)
         sampler = None if filters.greedy else sequential_sampler(case.seed, filters)
         prompt = encode(self._target, case.prompt)
         assert self._draft is not None, "no two-model case is run without a draft model"
@@ -118,16 +118,15 @@ class References:
         return replace(answer, trace=Trace(run.from_draft, rounds))
 
     def _generate_step(self, case: Case) -> Answer:
-        sampling = case.cell.sampling
-        sampler = PositionalSampler(
-            sampling.seed,
-            sampling.temperature,
-            top_p=sampling.top_p,
-            top_k=sampling.top_k,
-            min_p=sampling.min_p,
-        )
+        filters = filters_of(case.cell.sampling, self._target.xtc_special_tokens)
         prompt = encode(self._target, case.prompt)
-        run = plain(self._target, prompt, case.max_tokens, sampler)
+        run = plain(
+            self._target,
+            prompt,
+            case.max_tokens,
+            PositionalSampler(case.seed, filters),
+            processors=processors_of(case),
+        )
         return Answer(
             str(case.source),
             run.tokens,

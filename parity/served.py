@@ -8,16 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
 from types import TracebackType
 
-from oracle.client import Client, OracleError
+from oracle.client import Client, Options, OracleError
 from oracle.server import Server, ServerFailed
 from parity.asking import asked_of
 from parity.cases import Case, Question, Source, question_of
 from parity.errors import Unusable
 from parity.models import Models
+from parity.probe import filters_of, processors_of
 from parity.trace import Answer
 
 SOURCES = frozenset({Source.SERVER, Source.SERVER_DRAFT})
@@ -96,21 +96,17 @@ class Served:
 
     def _complete(self, case: Case) -> Answer:
         client = self._client(case.source)
-        sampling = case.cell.sampling
-        ask = partial(
-            client.complete if isinstance(case.prompt, str) else client.chat,
-            max_tokens=case.max_tokens,
-            temperature=sampling.temperature,
-            top_p=sampling.top_p or 1.0,
-            top_k=sampling.top_k,
-            min_p=sampling.min_p,
-            # A seed moves a request to the serial lane; greedy decoding does not read it.
-            seed=sampling.seed if case.cell.lane == "serial" else None,
-            stop=case.stop,
-            num_draft_tokens=case.cell.depth if case.source is Source.SERVER_DRAFT else None,
-        )
+        # A seed moves a request to the serial lane; greedy decoding does not read it.
+        seed = case.cell.sampling.seed if case.cell.lane == "serial" else None
+        depth = case.cell.depth if case.source is Source.SERVER_DRAFT else None
+        ask = client.complete if isinstance(case.prompt, str) else client.chat
         try:
-            completion = ask(asked_of(case.prompt))
+            completion = ask(
+                asked_of(case.prompt),
+                max_tokens=case.max_tokens,
+                options=Options(filters_of(case.cell.sampling), processors_of(case), seed, depth),
+                stop=case.stop,
+            )
         except OracleError as error:
             self.check_alive()
             log = self._log(case.source)

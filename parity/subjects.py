@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 
 from engine import (
     DraftProvider,
     Finish,
+    LogitsOptions,
     Request,
     Sampling,
     Target,
@@ -104,8 +106,9 @@ class Once:
 
 def _engine_sampling(case: Case) -> Sampling:
     sampling = case.cell.sampling
+    logits = LogitsOptions(**asdict(sampling.penalties))
     if sampling.mode == "greedy":
-        return Sampling()
+        return Sampling(logits=logits)
     return Sampling(
         temperature=sampling.temperature,
         top_p=sampling.top_p,
@@ -113,6 +116,9 @@ def _engine_sampling(case: Case) -> Sampling:
         min_p=sampling.min_p,
         seed=sampling.seed,
         rng=sampling.mode,
+        xtc_probability=sampling.xtc_probability,
+        xtc_threshold=sampling.xtc_threshold,
+        logits=logits,
     )
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from oracle.client import Client, Completion, OracleError
+from oracle.client import Client, Completion, Options, OracleError
 from oracle.inprocess import Loaded, load, plain, sequential_sampler, speculative
 from oracle.noise import Filters
 from oracle.server import Server
@@ -42,7 +42,7 @@ def test_both_lanes_say_what_generate_step_says(
     prompt = target.encode(text)
     run = plain(target, prompt, NUM_TOKENS)
     batch = plain_client.complete(text, max_tokens=NUM_TOKENS)
-    serial = plain_client.complete(text, max_tokens=NUM_TOKENS, seed=7)
+    serial = plain_client.complete(text, max_tokens=NUM_TOKENS, options=Options(seed=7))
     assert batch.tokens == serial.tokens == run.tokens
     assert batch.logprobs == pytest.approx(run.logprobs, abs=1e-5)
     assert serial.logprobs == pytest.approx(run.logprobs, abs=1e-5)
@@ -96,7 +96,8 @@ def test_asked_again_a_draft_server_with_prompt_cache_says_something_else(
             text = salt + TEXTS[1]
             run = speculative(target, draft, target.encode(text), max_tokens, 3)
             first, second = (
-                client.complete(text, max_tokens=max_tokens, num_draft_tokens=3) for _ in range(2)
+                client.complete(text, max_tokens=max_tokens, options=Options(num_draft_tokens=3))
+                for _ in range(2)
             )
             assert (first.cached_tokens, second.cached_tokens) == (0, len(text) - 1)
             assert first.tokens == run.tokens
@@ -139,7 +140,7 @@ def test_where_a_stop_cuts_ids_and_text(
     """`stop`: the ids are whole where the served text is not (mlx-lm 0.32.2, both lanes)."""
     model = load(chains)
     client = Client(chains_server, eos_ids=model.eos_ids, encode=model.encode_bare)
-    answer = client.complete(prompt, max_tokens=20, stop=stop, seed=seed)
+    answer = client.complete(prompt, max_tokens=20, stop=stop, options=Options(seed=seed))
     assert model.tokenizer.decode(list(answer.tokens)) == content
     assert answer.text == text
     assert answer.finish_reason == "stop"
@@ -167,13 +168,5 @@ def test_a_dead_server_is_named_as_such(stand_in: dict[str, str], tmp_path: Path
 
 
 def _ask(client: Client, filters: Filters, depth: int | None = None) -> Completion:
-    return client.complete(
-        TEXTS[1],
-        max_tokens=NUM_TOKENS,
-        seed=5,
-        num_draft_tokens=depth,
-        temperature=filters.temperature,
-        top_p=filters.top_p or 1.0,
-        top_k=filters.top_k,
-        min_p=filters.min_p,
-    )
+    options = Options(filters, seed=5, num_draft_tokens=depth)
+    return client.complete(TEXTS[1], max_tokens=NUM_TOKENS, options=options)

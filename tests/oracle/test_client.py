@@ -12,7 +12,9 @@ from typing import Any
 
 import pytest
 
-from oracle.client import Client, Completion, OracleError, read_completion
+from oracle.client import Client, Completion, Options, OracleError, read_completion
+from oracle.noise import Filters
+from oracle.processors import Processors
 from oracle.server import HOST, free_port
 
 EOS = 0
@@ -240,13 +242,33 @@ def test_a_request_says_what_it_must_and_no_more(misbehaving: Misbehaving) -> No
             "top_k": 0,
             "min_p": 0.0,
         }
-        client.complete("x", max_tokens=2, seed=0, stop=["ab"], num_draft_tokens=0, top_k=5)
+        options = Options(Filters(0.0, top_k=5), seed=0, num_draft_tokens=0)
+        client.complete("x", max_tokens=2, stop=["ab"], options=options)
         assert misbehaving.seen | {
             "seed": 0,
             "stop": ["ab"],
             "num_draft_tokens": 0,
             "top_k": 5,
         } == (misbehaving.seen)
+
+
+def test_a_field_is_sent_where_it_is_not_the_servers_default() -> None:
+    """One by one; ids become JSON's string keys, and XTC's numbers floats, which it insists on."""
+    plain = Options().body()
+    for processors, sent in (
+        (Processors(logit_bias=((7, -1.5), (0, 2.0))), {"logit_bias": {"7": -1.5, "0": 2.0}}),
+        (Processors(repetition_penalty=1.5), {"repetition_penalty": 1.5}),
+        (Processors(repetition_context_size=0), {"repetition_context_size": 0}),
+        (Processors(presence_penalty=-1.0), {"presence_penalty": -1.0}),
+        (Processors(presence_context_size=7), {"presence_context_size": 7}),
+        (Processors(frequency_penalty=0.5), {"frequency_penalty": 0.5}),
+        (Processors(frequency_context_size=21), {"frequency_context_size": 21}),
+    ):
+        assert Options(processors=processors).body() == plain | sent
+    xtc = Options(Filters(1.0, xtc_probability=1, xtc_threshold=0, xtc_special_tokens=(3,))).body()
+    assert xtc == plain | {"temperature": 1.0, "xtc_probability": 1.0, "xtc_threshold": 0.0}
+    assert json.dumps(xtc["xtc_probability"]) == "1.0"
+    assert json.dumps(xtc["xtc_threshold"]) == "0.0"
 
 
 @pytest.mark.parametrize(
@@ -257,7 +279,6 @@ def test_a_request_says_what_it_must_and_no_more(misbehaving: Misbehaving) -> No
         ({"stop": [""]}, "non-empty strings"),
         ({"stop": "ab"}, "sequence of non-empty strings"),
         ({"stop": ["ab"]}, "need a client with an encode function"),
-        ({"seed": -1}, r"seed must be within 0\.\.2\^64-1, got -1"),
     ],
 )
 def test_requests_that_would_end_the_servers_worker_are_refused(
@@ -269,3 +290,10 @@ def test_requests_that_would_end_the_servers_worker_are_refused(
         pytest.raises(ValueError, match=words),
     ):
         client.complete(**{"prompt": "x", "max_tokens": 2, **wrong})
+
+
+@pytest.mark.parametrize("seed", [-1, 1 << 64])
+def test_a_seed_the_server_cannot_take_is_refused(seed: int) -> None:
+    """Bad input is named with its limit, when the options are built (D9)."""
+    with pytest.raises(ValueError, match=rf"seed must be within 0\.\.2\^64-1, got {seed}"):
+        Options(seed=seed)

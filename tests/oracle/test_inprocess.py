@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import mlx.core as mx
+import numpy as np
 import pytest
 
 from oracle.inprocess import (
@@ -16,10 +18,13 @@ from oracle.inprocess import (
     speculative,
 )
 from oracle.models import acceptance, no_cache_greedy
+from oracle.noise import Filters, Positional
+from oracle.processors import Processors
 
 from .tiny import byte_id
 
 NUM_TOKENS = 20
+TOP_P = Filters(0.9, top_p=0.95)
 
 
 @pytest.mark.parametrize("text", ["a", "The quick brown fox", "Zażółć 日本 🙂"])
@@ -92,14 +97,30 @@ def test_rounds_agree_with_the_walk(target: Loaded, draft: Loaded) -> None:
 def test_positional_sampling_continues_where_it_stopped(target: Loaded) -> None:
     """`lossless-sampled`: a run cut in two and resumed at its step is the whole run."""
     prompt = target.encode("The quick")
-    whole = plain(target, prompt, 12, PositionalSampler(9, 0.9, top_p=0.95))
-    first = plain(target, prompt, 5, PositionalSampler(9, 0.9, top_p=0.95))
-    rest = plain(
-        target, [*prompt, *first.tokens], 7, PositionalSampler(9, 0.9, top_p=0.95, first_step=5)
-    )
+    whole = plain(target, prompt, 12, PositionalSampler(9, TOP_P))
+    first = plain(target, prompt, 5, PositionalSampler(9, TOP_P))
+    rest = plain(target, [*prompt, *first.tokens], 7, PositionalSampler(9, TOP_P, first_step=5))
     assert first.tokens + rest.tokens == whole.tokens
-    assert plain(target, prompt, 12, PositionalSampler(10, 0.9, top_p=0.95)).tokens != whole.tokens
-    assert plain(target, prompt, 12, PositionalSampler(9, 0.0)) == plain(target, prompt, 12)
+    assert plain(target, prompt, 12, PositionalSampler(10, TOP_P)).tokens != whole.tokens
+    assert plain(target, prompt, 12, PositionalSampler(9, Filters(0.0))) == plain(
+        target, prompt, 12
+    )
+
+
+def test_positional_sampling_tosses_a_coin_for_each_position(target: Loaded) -> None:
+    """`lossless-sampled`: by hand, one forward per token; the coin has a stream of its own."""
+    filters = Filters(0.9, xtc_probability=0.5, xtc_threshold=0.001)  # acts on nearly all
+    tokens = target.encode("The quick")
+    run = plain(target, tokens, 10, PositionalSampler(9, filters))
+    acted = []
+    for step, token in enumerate(run.generated):
+        logits = target.model(mx.array([tokens]))[0, -1]
+        coin = mx.random.uniform(key=Positional(9).key(step, stream=1))
+        acted.append(bool(coin <= 0.5))
+        scaled = filters.scaled(logits - mx.logsumexp(logits), coin)
+        assert np.array(mx.random.categorical(scaled, key=Positional(9).key(step))) == token
+        tokens.append(token)
+    assert set(acted) == {True, False}
 
 
 def test_bad_input_is_named(target: Loaded, draft: Loaded, tmp_path: Path) -> None:
@@ -113,4 +134,7 @@ def test_bad_input_is_named(target: Loaded, draft: Loaded, tmp_path: Path) -> No
     with pytest.raises(ValueError, match="num_draft_tokens must be at least 0, got -1"):
         speculative(target, draft, [byte_id(65)], 5, -1)
     with pytest.raises(ValueError, match="cannot count steps"):
-        speculative(target, draft, [byte_id(65)], 5, 2, PositionalSampler(1, 1.0))
+        speculative(target, draft, [byte_id(65)], 5, 2, PositionalSampler(1, Filters(1.0)))
+    processors = Processors(repetition_penalty=1.0)
+    with pytest.raises(ValueError, match=r"not applied as in plain text here \(D5\)"):
+        speculative(target, draft, [byte_id(65)], 5, 2, processors=processors)

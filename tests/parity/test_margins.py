@@ -9,7 +9,7 @@ import pytest
 from fixtures import drafter_dir, target_dir
 from oracle.inprocess import Loaded, PositionalSampler, load, plain
 from oracle.margins import greedy_margins, replay
-from oracle.noise import as_floats
+from oracle.noise import Filters, as_floats
 from parity.asking import encode
 from parity.cases import Case
 from parity.errors import Unsound
@@ -59,7 +59,7 @@ def test_a_drawn_token_is_disputed_in_the_space_of_the_draw(target: Loaded, prob
     """Sampled: filtered log-probabilities over the temperature, plus the noise of that step."""
     case = find("dense/serial/off/d0/temperature/novel")
     prompt = encode(target, case.prompt)
-    sampler = PositionalSampler(case.seed, case.cell.sampling.temperature)
+    sampler = PositionalSampler(case.seed, Filters(case.cell.sampling.temperature))
     tokens = plain(target, prompt, case.max_tokens, sampler).tokens
     for position in range(6):
         prefix = tokens[:position]

@@ -167,7 +167,9 @@ def test_a_partial_recording_deletes_nothing(mini: Mini, how: tuple[str, ...]) -
     done = mini.run("--snapshot-update", *how)
     assert done.returncode == 0, done.stdout
     after = mini.files()
-    assert {name for name in before if after.get(name) != before[name]} == {"portable/dense/both.ambr"}
+    assert {name for name in before if after.get(name) != before[name]} == {
+        "portable/dense/both.ambr"
+    }
     assert set(before) == set(after)
     assert "ids    98 97" in after["portable/dense/both.ambr"]
 
