@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Literal
 
 import fixtures
 from parity.cases import DRAFTERS, Case
 from parity.errors import BadInput
-from parity.plans import DENSE, GIVEN
+from parity.plans import DENSE, GIVEN, SMOLLM2, SMOLLM2_F32
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +40,21 @@ def _dense() -> Models:
     return Models(DENSE, fixtures.target_dir("dense"), fixtures.drafter_dir("dense-draft"))
 
 
-_KNOWN: Mapping[str, Callable[[], Models]] = {DENSE: _dense}
+def _smollm2(name: str, form: Literal["q4", "f32"]) -> Models:
+    # Its converter loads MLX, which listing cases need not wait for.
+    from fixtures.smollm2 import smollm2
+
+    try:
+        return Models(name, smollm2(form), smollm2("draft"))
+    except ValueError as error:
+        raise BadInput(f"{name}: {error}") from error
+
+
+_KNOWN: Mapping[str, Callable[[], Models]] = {
+    DENSE: _dense,
+    SMOLLM2: partial(_smollm2, SMOLLM2, "q4"),
+    SMOLLM2_F32: partial(_smollm2, SMOLLM2_F32, "f32"),
+}
 
 
 def known_models(name: str) -> Models:

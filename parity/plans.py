@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import fixtures
+from fixtures import smollm2_prompts
 from parity.cases import (
     GREEDY,
     PENALTIES,
@@ -20,6 +21,7 @@ from parity.cases import (
 from parity.matrix import EXTRAS, Block, Plan, Prompt, Way, matrix, whole_product
 
 DENSE = "dense"
+SMOLLM2, SMOLLM2_F32 = "smollm2", "smollm2-f32"
 GIVEN = "target"
 """How a model from the command line is called in case ids."""
 
@@ -91,6 +93,20 @@ def dense() -> Plan:
     )
 
 
+def smollm2(model: str = SMOLLM2, *, on_demand: bool = False) -> Plan:
+    """A real model: few tokens, because one takes a fifth of a second on two cores."""
+    kept = smollm2_prompts()
+    texts = tuple(Text(one["name"], one["text"]) for one in kept["prompts"])
+    chats = tuple(
+        Text(one["name"], tuple(Message(**turn) for turn in one["messages"]))
+        for one in kept["chat"]
+    )
+    tokens = len(kept["prompts"][0]["ids"])
+    chat_ways = (Way("serial", "off", 0, GREEDY), Way("serial", "two-model", 3, GREEDY))
+    blocks = (Block(ways_of(GREEDY), texts, tokens), Block(chat_ways, chats, tokens))
+    return Plan(model, blocks, on_demand=on_demand)
+
+
 def given(prompts: Sequence[Prompt], max_tokens: int, depth: int) -> Plan:
     """A model from the command line: few cases, because it may be large."""
     # Sampled streams of the batch lane cannot be repeated; matrix.RULES says so.
@@ -108,7 +124,7 @@ def served(prompts: Sequence[Prompt], max_tokens: int) -> Plan:
 
 def known() -> tuple[Plan, ...]:
     """The plans of the models this project brings along."""
-    return (dense(),)
+    return (dense(), smollm2(), smollm2(SMOLLM2_F32, on_demand=True))
 
 
 def catalogue(expression: str | None = None) -> tuple[Case, ...]:
