@@ -5,6 +5,7 @@ from mlx.utils import tree_flatten
 from mlx_lm.models.llama import Model, ModelArgs
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
+
 config = dict(model_type="llama", hidden_size=8, intermediate_size=8, num_hidden_layers=1,
               num_attention_heads=1, rms_norm_eps=1e-5, vocab_size=8, tie_word_embeddings=False)
 weights = dict(tree_flatten(Model(ModelArgs(**config)).parameters()))
@@ -31,6 +32,7 @@ with tempfile.TemporaryDirectory() as folder:
             for _ in range(600):  # until it listens
                 if not socket.socket().connect_ex(("127.0.0.1", port)): break
                 time.sleep(0.1)
+            assert ask("f") == "g"
             requests = ("ab", 1), ("abc", 1), ("de", None), ("def", None), ("b", None)
             print("expected:", [chr(ord(prompt[-1]) + 1) for prompt, _ in requests])
             print("actual:  ", [ask(prompt, seed=seed) for prompt, seed in requests])
