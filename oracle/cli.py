@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from .known import ClaimsError, Finding, State, check, mlx_lm_version, read_claims, select
+from .known import ClaimsError, Finding, State, check_all, mlx_lm_version, read_claims, select
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 
@@ -39,8 +39,7 @@ def deviations(
     version = mlx_lm_version(mlx_lm)
     pinned = version == claims.pinned
     num_stale = 0
-    for deviation in selected:
-        finding = check(deviation, version, mlx_lm)
+    for finding in check_all(selected, version, mlx_lm):
         typer.echo(describe(finding))
         if not finding.as_claimed or (pinned and not finding.claimed):
             num_stale += 1

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import os
 import runpy
+import signal
 import subprocess
 import sys
 import tomllib
+from collections import deque
+from collections.abc import Generator, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from enum import Enum
 from importlib.util import find_spec
@@ -19,6 +23,8 @@ from .server import last_error_line
 
 CLAIMS = Path(__file__).with_name("deviations") / "deviations.toml"
 RUN_TIMEOUT_S = 180.0
+CLEAN_UP_S = 5.0
+AT_ONCE = 2  # a server reproducer waits more than it works
 _FIELDS = ("id", "title", "reason", "trigger", "affects", "file")
 
 
@@ -113,17 +119,43 @@ def mlx_lm_version(site: Path | None = None) -> str:
         raise ClaimsError(f"{package.parent} holds no mlx_lm package with a version") from None
 
 
+def check_all(
+    deviations: Sequence[Deviation], version: str, site: Path | None = None
+) -> Generator[Finding, None, None]:
+    """Run reproducers against the mlx-lm in ``site`` (default: the installed one).
+
+    ``AT_ONCE`` run at a time; findings come in the order of ``deviations``. Closing the iterator
+    ends those that still run, and the servers that they started.
+    """
+    waiting = deque(deviations)
+    running: deque[tuple[Deviation, subprocess.Popen[str]]] = deque()
+    with ExitStack() as stack:
+        while waiting or running:
+            while waiting and len(running) < AT_ONCE:
+                deviation = waiting.popleft()
+                process = _start(deviation.file, site)
+                stack.callback(_end, process)
+                running.append((deviation, process))
+            yield _finding(*running.popleft(), version)
+
+
 def check(deviation: Deviation, version: str, site: Path | None = None) -> Finding:
-    """Run one reproducer against the mlx-lm in ``site`` (default: the installed one)."""
+    """Run one reproducer."""
+    (finding,) = check_all((deviation,), version, site)
+    return finding
+
+
+def _finding(deviation: Deviation, process: subprocess.Popen[str], version: str) -> Finding:
     try:
-        done = _python([str(deviation.file)], site)
+        stdout, stderr = process.communicate(timeout=RUN_TIMEOUT_S)
     except subprocess.TimeoutExpired:
+        _end(process)
         error = f"not done within {RUN_TIMEOUT_S:g} s"
         return Finding(deviation, version, State.FAILED, error=error)
-    if done.returncode != 0:
-        error = last_error_line(done.stderr) or f"exit code {done.returncode}"
+    if process.returncode != 0:
+        error = last_error_line(stderr) or f"exit code {process.returncode}"
         return Finding(deviation, version, State.FAILED, error=error)
-    lines = done.stdout.splitlines()
+    lines = stdout.splitlines()
     if (
         len(lines) != 2
         or not lines[0].startswith("expected:")
@@ -136,20 +168,32 @@ def check(deviation: Deviation, version: str, site: Path | None = None) -> Findi
     return Finding(deviation, version, state, expected, actual)
 
 
-def _python(arguments: list[str], site: Path | None) -> subprocess.CompletedProcess[str]:
-    """Run Python without our packages in reach: a reproducer needs nothing of ours."""
+def _start(file: Path, site: Path | None) -> subprocess.Popen[str]:
+    """Start Python without our packages in reach: a reproducer needs nothing of ours."""
     env = {**os.environ, "MLX_ENABLE_TF32": "0", "PYTHONSAFEPATH": "1"}
     if site is not None:
         env["PYTHONPATH"] = str(site.resolve())
-    return subprocess.run(
-        [sys.executable, *arguments],
+    return subprocess.Popen(
+        [sys.executable, str(file)],
         env=env,
         stdin=subprocess.DEVNULL,
-        capture_output=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
-        timeout=RUN_TIMEOUT_S,
-        check=False,
+        start_new_session=True,  # so that what it starts can be ended with it
     )
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    """End a reproducer and what it started, if it runs: an interrupt lets it clean up first."""
+    with process:
+        if process.returncode is not None:
+            return
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGINT)
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(CLEAN_UP_S)
+            os.killpg(process.pid, signal.SIGKILL)
 
 
 def _deviation(entry: dict[str, Any], path: Path) -> Deviation:
