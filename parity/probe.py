@@ -63,7 +63,9 @@ class Probe:
             filters = filters_of(case.cell.sampling, self._target.xtc_special_tokens)
             bits = Positional(case.seed).bits(len(prefix), filters)
             scaled = filters.scaled(logprobs, bits.coin)
-            below = [max(0.0, -draw_margins(scaled, bits.key, [token])[0]) for token in tokens]
+            drawn = [max(0.0, -draw_margins(scaled, bits.key, [token])[0]) for token in tokens]
+            # A draw is decided among log-probabilities divided by the temperature.
+            below = [margin * filters.temperature for margin in drawn]
         width = min(case.cell.depth + 1, len(ids))
         return Measure(
             margin=max(below),

@@ -113,7 +113,7 @@ def test_what_was_asked_ahead_is_not_asked_again(oracle: References, world: Worl
     oracle.ask_ahead([own, case(), draft, case(depth=8)])
     oracle.expected(draft)
     oracle.expected(case())
-    assert [request["num_draft_tokens"] for request in world.requests] == [None, 3]
+    assert [request["options"].num_draft_tokens for request in world.requests] == [None, 3]
 
 
 def test_questions_nobody_waits_for_do_not_outlive_the_run(world: World, tmp_path: Path) -> None:
@@ -131,8 +131,8 @@ def test_lanes_and_depths_are_asked_for(oracle: References, world: World) -> Non
     oracle.expected(case(lane="serial"))
     oracle.expected(case(lane="batch"))
     oracle.expected(case(drafter="two-model", depth=3, source=Source.SERVER_DRAFT))
-    seeds = [request["seed"] for request in world.requests]
-    depths = [request["num_draft_tokens"] for request in world.requests]
+    seeds = [request["options"].seed for request in world.requests]
+    depths = [request["options"].num_draft_tokens for request in world.requests]
     assert seeds == [1, None, 1]
     assert depths == [None, None, 3]
 
