@@ -181,8 +181,8 @@ def test_the_coin_of_a_step_has_a_key_of_its_own(sampling: Sampling, step: int) 
 def test_draws_have_the_target_distribution(sampling: Sampling) -> None:
     """`distribution`: chi-square of 100,000 positional draws against exact probabilities.
 
-    XTC mixes two distributions, so its coin must not depend on the token's noise. The filters
-    are written out here in float64; the bound lies beyond the 1e-6 quantile.
+    XTC mixes two distributions by its coin. The filters are written out here in float64; the bound
+    lies beyond the 1e-6 quantile.
     """
     n = 100_000
     row = logprobs(1)
