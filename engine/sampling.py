@@ -155,9 +155,9 @@ def without_top_choices(logprobs: mx.array, threshold: float, exempt: Sequence[i
     p = mx.softmax(logprobs, axis=-1)
     least = mx.where(p > threshold, p, mx.inf).min(axis=-1, keepdims=True)
     dropped = p > least
-    # A draft model may have fewer ids than the target.
-    if kept := [token for token in exempt if token < p.shape[-1]]:
-        dropped[..., kept] = False
+    if exempt:
+        # Compared and not indexed: a draft model may have fewer ids than the target.
+        dropped &= mx.all(mx.arange(p.shape[-1]) != mx.array(list(exempt))[:, None], axis=0)
     return mx.where(dropped, -mx.inf, logprobs)
 
 

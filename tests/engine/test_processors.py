@@ -20,7 +20,7 @@ from engine.drafters.source import PrefillMode
 from engine.host import read
 from engine.processors import Processors, make_processors
 from engine.rounds import Rounds, Row
-from engine.sampling import Greedy, RowSampling
+from engine.sampling import Greedy, RowSampling, log_softmax
 
 from .conftest import finish_of
 from .puppet import Puppet, scripted
@@ -107,7 +107,9 @@ def test_the_first_token_is_chosen_behind_the_whole_prompt(
     )
     logits = target.new_rows().forward(mx.array([prompt]))[0, -1]
     counts = mx.array([float(prompt.count(token)) for token in range(target.vocab_size)])
-    assert got.tokens == (int(mx.argmax(logits - 3.0 * counts)),)
+    expected = log_softmax(logits - 3.0 * counts)
+    assert got.tokens == (int(mx.argmax(expected)),)
+    assert got.logprobs == pytest.approx((float(mx.max(expected)),), abs=1e-3)
 
 
 @given(

@@ -144,6 +144,8 @@ def test_xtc_drops_all_likely_ids_but_the_least() -> None:
     row = mx.log(mx.array([[0.4, 0.2, 0.3, 0.06, 0.04]]))
     kept = [[v > -mx.inf for v in read(without_top_choices(row, 0.1, e))[0]] for e in ([], [0, 99])]
     assert kept == [[False, True, False, True, True], [True, True, False, True, True]]
+    at_the_threshold: float = read(mx.softmax(row, axis=-1))[0][1]
+    assert read(without_top_choices(row, at_the_threshold, [])[0])[2] > -mx.inf
 
 
 @given(SAMPLING.filter(lambda s: s.xtc_probability == 0.5), st.integers(0, 100))
@@ -179,8 +181,8 @@ def test_the_coin_of_a_step_has_a_key_of_its_own(sampling: Sampling, step: int) 
 def test_draws_have_the_target_distribution(sampling: Sampling) -> None:
     """`distribution`: chi-square of 100,000 positional draws against exact probabilities.
 
-    XTC mixes two distributions, so its coin must not depend on the token's noise. The filters
-    are written out here in float64; the bound lies beyond the 1e-6 quantile.
+    XTC mixes two distributions by its coin. The filters are written out here in float64; the bound
+    lies beyond the 1e-6 quantile.
     """
     n = 100_000
     row = logprobs(1)
