@@ -23,7 +23,7 @@ HOSTILE = (
     "\u202eabc\u2066 \u2028\u2029\u00a0",
     "שלום مرحبا 👩‍👩‍👧 漢字 \ufffd",
     "| a | b |\n| --- | --- |\n",
-    "``` \n```` ~~~\n# heading\n- item\n1. one\n<b>",
+    "\n````\n~~~\n# heading\n- item\n1. one\n<b>",
     "\\|`|\\` *x* _y_ [z](http://example.invalid) @who #1",
     "\r\n\t {{ 7 * 7 }} {% raw %}",
 )

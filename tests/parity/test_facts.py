@@ -87,6 +87,7 @@ def test_no_draft_is_lost_between_rounds_and_positions(drafts: list[tuple[int, i
         assert list(group.accepted) == sorted(group.accepted, reverse=True)
         assert all(a <= d for a, d in zip(group.accepted, group.drafted, strict=True))
         assert group.drafted[-1] > 0
+        assert group.rounds == group.drafted[0]
 
 
 @given(TEXTS)

@@ -64,8 +64,9 @@ def test_ties_are_said_even_where_they_are_allowed() -> None:
     """Ties are never waved through."""
     run = run_of(tied(case(), Verdict.NEAR_TIE))
     (said,) = parsed(run).iter("system-out")
-    assert said.text == run["cases"][case().id]["sentences"][0]
-    assert "near tie between expected 99 'c' and 120 'x'" in said.text
+    (sentence,) = run["cases"][case().id]["sentences"]
+    assert said.text == sentence
+    assert "near tie between expected 99 'c' and 120 'x'" in sentence
 
 
 def test_the_counts_are_those_of_the_elements() -> None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from hypothesis import given
+from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
 from parity.compare import Verdict
-from parity.report.markdown import MAX_DIFFERENCES, code, render
-from parity.report.text import one_line
+from parity.report.markdown import MAX_DIFFERENCES, block, code, render
+from parity.report.text import one_line, visible
 from parity.runner import Claim
 from tests.parity.fakes import case
 from tests.parity.runs import NAMES, TEXTS, equal, parted, run_of, run_saying, tied
@@ -53,11 +54,19 @@ def test_a_code_span_says_what_it_was_given(text: str) -> None:
 
 
 @given(TEXTS)
-def test_what_is_not_checked_is_said_as_it_is(text: str) -> None:
-    """Running text means nothing to Markdown."""
-    run = run_of(equal(case()), not_checked=["x" + text])
-    said = [token.content for token in parsed(run) if token.type == "text"]
-    assert one_line("x" + text).strip() in said
+def test_a_block_ends_where_it_should(text: str) -> None:
+    """A line of backticks in a text does not close the block around it."""
+    (fence,) = flat(block(visible(text)))
+    assert (fence.type, fence.content) == ("fence", visible(text) + "\n")
+
+
+@given(st.sampled_from(("x", "- ", "+ ", "1. ", "12) ", "---", "===", "# ", "> ")), TEXTS)
+def test_what_is_not_checked_is_said_as_it_is(start: str, text: str) -> None:
+    """Running text means nothing to Markdown, and at the beginning of a line neither."""
+    tokens = parsed(run_of(equal(case()), not_checked=[start + text]))
+    assert [token.type for token in tokens].count("list_item_open") == 1
+    said = [token.content for token in tokens if token.type == "text"]
+    assert one_line(start + text).strip() in said
 
 
 def test_the_table_has_a_row_per_drafter_and_depth() -> None:
