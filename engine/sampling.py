@@ -141,7 +141,8 @@ def scaled(
     if coins is not None:
         kept = without_top_choices(logprobs, sampling.xtc_threshold, exempt)
         logprobs = mx.where(coins > sampling.xtc_probability, logprobs, kept)
-    if sampling.top_k > 0:
+    # A draft model may have fewer ids than the target, whose vocabulary was checked.
+    if 0 < sampling.top_k < logprobs.shape[-1]:
         logprobs = apply_top_k(logprobs, sampling.top_k)
     return logprobs * (1.0 / sampling.temperature)
 

@@ -107,10 +107,19 @@ def _tie(result: CaseResult, tie: Tie, setting: Setting) -> str:
     )
 
 
+def round_at(result: CaseResult, position: int | None) -> int | None:
+    """The round that filled a position, if it is known: after a tie the subject began again."""
+    if position is None or result.actual is None:
+        return None
+    if any(tie.position < position for tie in result.comparison.ties):
+        return None
+    return round_of(result.actual.rounds, position)
+
+
 def _place(result: CaseResult, position: int | None) -> str:
     if position is None:
         return ""
-    number = round_of(result.actual.rounds, position) if result.actual else None
+    number = round_at(result, position)
     return f"position {position}: " if number is None else f"round {number}, position {position}: "
 
 
