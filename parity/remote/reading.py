@@ -76,6 +76,10 @@ def _text(choice: dict[str, Any], chat: str) -> str:
         return ""
     if not isinstance(text, str):
         raise Unreadable(f"the text is {type(text).__name__}, not a string")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise Unreadable(f"the text has no UTF-8 form: {error.reason}") from None
     return text
 
 

@@ -58,7 +58,8 @@ class RemoteSession:
             Unusable: it can be asked none of them.
 
         """
-        begun = [self._as_asked(case) for case in cases if self._can_be_asked(case)]
+        asked = [self._as_asked(case) for case in cases]
+        begun = [case for case in asked if self._can_be_asked(case)]
         if not begun:
             said = "; ".join(f"{style}: {why}" for style, why in self._left_out.items())
             raise Unusable(f"no case is left to run: {said}")
@@ -108,8 +109,8 @@ class RemoteSession:
         return tuple(lines)
 
     def _can_be_asked(self, case: Case) -> bool:
-        found = self.subject.found
-        lacks = {"stream": found.endpoint.no_stream, "together": found.no_concurrency}
+        endpoint = self.subject.endpoint(case.prompt)
+        lacks = {"stream": endpoint.no_stream, "together": self.subject.found.no_concurrency}
         style = str(case.cell.style)
         if not lacks.get(style):
             return True

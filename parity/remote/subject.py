@@ -94,14 +94,15 @@ class RemoteSubject:
 
     def _ask(self, case: Case) -> Said:
         """A request that touches neither MLX nor a tokenizer, and so may run in any thread."""
-        return self._endpoint(case.prompt).ask(
+        return self.endpoint(case.prompt).ask(
             self.http,
             asked_of(case.prompt),
             case.max_tokens,
             stream=case.cell.style == "stream",
         )
 
-    def _endpoint(self, prompt: Prompted) -> Endpoint:
+    def endpoint(self, prompt: Prompted) -> Endpoint:
+        """Where a prompt is asked: a text is continued as it is if that is offered."""
         if isinstance(prompt, str):
             return self.found.endpoint
         assert self.found.chat is not None, "a chat that cannot be asked is not run"

@@ -94,6 +94,7 @@ def test_ids_and_log_probabilities_are_read_where_servers_put_them(
         ({"choices": [7]}, "the choice is int"),
         ({"choices": [{"finish_reason": "stop"}]}, "the message is NoneType"),
         ({"choices": [{"text": 5, "finish_reason": "stop"}]}, "the text is int"),
+        ({"choices": [{"text": "\ud800", "finish_reason": "stop"}]}, "no UTF-8 form"),
         ({"choices": [{"text": "a"}]}, "finish_reason is None"),
         ({"choices": [{"text": "a", "finish_reason": 3}]}, "finish_reason is 3"),
         ({**SAID, "usage": {"prompt_tokens": -1}}, "prompt_tokens is '-1'"),

@@ -64,7 +64,7 @@ def test_a_second_mlx_lm_server_is_equal() -> None:
 
 
 def test_one_scaled_weight_is_different(tmp_path: Path) -> None:
-    """The first divergence is a sentence: position, both tokens, margin, and how to see it again."""
+    """The first divergence is a sentence: position, tokens, margin, and how to see it again."""
     model = tmp_path / "scaled"
     shutil.copytree(TARGET, model)
     weights = mx.load(str(model / "model.safetensors"))
@@ -105,6 +105,20 @@ def test_text_alone_is_compared(upstream: Server) -> None:
     assert (different.returncode, different.stderr) == (1, "")
     assert "position 11: expected" in different.stdout
     assert "got 40 '#'" in different.stdout
+
+
+def test_equal_answers_of_another_model_are_not_enough(upstream: Server) -> None:
+    """mutants: a claim about the subject does not reach the exit code."""
+
+    def change(request: Body, answer: Body) -> None:
+        if request["max_tokens"] < 12:
+            answer["usage"]["prompt_tokens"] += 1
+
+    with altered(Script(upstream.url, change=change)) as url:
+        done = run(*FEW, "--subject", url)
+    assert (done.returncode, done.stderr) == (1, "")
+    assert "2 cases (2 equal, 1 of 4 claims unmet)" in done.stdout
+    assert "claims/subject/prompt-tokens: not met: " in done.stdout
 
 
 @pytest.mark.parametrize(
