@@ -38,8 +38,11 @@ class Reply:
     def refused(self) -> str | None:
         """Why the server did not do what was asked, in its own words; None if it did."""
         said = error_in(self.body)
-        if self.status < 400 and said is None:
+        # A redirect is no answer either: where the subject is, the command line says.
+        if self.status < 300 and said is None:
             return None
+        if said is None and self.body is not None:
+            said = excerpt(json.dumps(self.body).encode())
         return f"status {self.status}" + (f": {said}" if said else "")
 
 
@@ -110,7 +113,7 @@ class Http:
         try:
             with self._http.stream(method, self.url + path, json=body) as answer:
                 kind = answer.headers.get("Content-Type", "")
-                if kind.startswith("text/event-stream") and answer.status_code < 400:
+                if kind.startswith("text/event-stream") and answer.status_code < 300:
                     return self._events(asked, answer)
                 raw = bytearray()
                 for chunk in answer.iter_bytes():
@@ -126,9 +129,8 @@ class Http:
         try:
             parsed = json.loads(raw)
         except (ValueError, RecursionError):
-            parsed = excerpt(raw)
-        # A redirect is no answer either: nobody said where the subject is but the command line.
-        return Reply(asked, max(answer.status_code, 400), parsed)
+            parsed = {"error": excerpt(raw)}
+        return Reply(asked, answer.status_code, parsed)
 
     def _events(self, asked: str, answer: httpx.Response) -> Reply:
         reader, events, size = EventReader(), list[Any](), 0
@@ -207,11 +209,9 @@ def base_of(url: str) -> str:
 
 def error_in(body: Any) -> str | None:
     """The message of an error object, in the shapes servers give it; None if there is none."""
-    if isinstance(body, str):
-        return body
     if not isinstance(body, dict):
         return None
-    error = body.get("error") or body.get("detail")
+    error = body.get("error")
     if isinstance(error, dict):
         error = error.get("message") or error
     if not error:

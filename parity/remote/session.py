@@ -17,7 +17,7 @@ from parity.models import Models
 from parity.probe import Probe
 from parity.references import References
 from parity.remote.address import Address
-from parity.remote.capabilities import Found, find
+from parity.remote.capabilities import find
 from parity.remote.claims import logprob_claim, prompt_claim, stream_claim, vocabulary_claim
 from parity.remote.http import Http
 from parity.remote.process import SubjectProcess
@@ -109,6 +109,11 @@ class RemoteSession:
         return tuple(lines)
 
     def _can_be_asked(self, case: Case) -> bool:
+        if not isinstance(case.prompt, str) and self.subject.found.chat is None:
+            self._left_out[f"prompt {case.cell.kind}"] = (
+                "not run, it can only be asked as a chat, and the subject answers none"
+            )
+            return False
         endpoint = self.subject.endpoint(case.prompt)
         lacks = {"stream": endpoint.no_stream, "together": self.subject.found.no_concurrency}
         style = str(case.cell.style)
@@ -122,7 +127,7 @@ class RemoteSession:
         raw = raw_prompt(self.target, case.prompt)
         if raw is not None and self.subject.found.is_raw:
             return replace(case, prompt=raw)
-        if case.cell.kind not in self._as_chat:
+        if case.cell.kind not in self._as_chat and self.subject.found.chat is not None:
             self._as_chat.append(case.cell.kind)
         if isinstance(case.prompt, str):
             return replace(case, prompt=(Message("user", case.prompt),))
@@ -173,7 +178,10 @@ def open_remote(models: Models, at: Address, cases: Sequence[Case]) -> Iterator[
         if process is not None:
             process.await_ready()
         found = find(http, at.model, needs_chat=needs_chat)
-        _require_chat(found, target, http, needs_chat=needs_chat)
+        if not found.is_raw and not target.tokenizer.has_chat_template:
+            raise Unusable(
+                f"subject {http.url} answers nothing but chats, and the target has no chat template"
+            )
         references = stack.enter_context(References(models, target, None, None, log_dir))
         subject = RemoteSubject(http, found, target, references.expected)
         inner = Session(
@@ -184,21 +192,6 @@ def open_remote(models: Models, at: Address, cases: Sequence[Case]) -> Iterator[
             setting_of(target, models),
         )
         yield RemoteSession(inner, subject, target, vocabulary_of(models, target))
-
-
-def _require_chat(found: Found, target: Loaded, http: Http, *, needs_chat: bool) -> None:
-    """Refuse prompts that neither side, or not both, can be asked."""
-    if found.is_raw and not needs_chat:
-        return
-    if found.chat is None:
-        raise Unusable(
-            f"subject {http.url}: a chat prompt is not cut the same as a text, and the subject "
-            "answers no chat"
-        )
-    if not target.tokenizer.has_chat_template:
-        raise Unusable(
-            f"subject {http.url} answers nothing but chats, and the target has no chat template"
-        )
 
 
 def raw_prompt(target: Loaded, prompt: Prompted) -> str | None:

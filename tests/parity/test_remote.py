@@ -20,6 +20,7 @@ from parity.errors import Unusable
 from parity.matrix import matrix
 from parity.models import given_models
 from parity.plans import Text, served
+from parity.remote import session
 from parity.remote.address import Address
 from parity.remote.session import RemoteSession, open_remote, raw_prompt
 from parity.report.words import exit_code, sentences
@@ -90,20 +91,20 @@ def judge(upstream: Server) -> Judge:
         with (
             altered(script) as url,
             Client(upstream, eos_ids={0}) as client,
-            open_remote(models, Address(url, timeout_s=60.0), cases) as session,
+            open_remote(models, Address(url, timeout_s=60.0), cases) as opened,
         ):
-            session.references.mount(Source.SERVER, upstream, client)
+            opened.references.mount(Source.SERVER, upstream, client)
             script.seen.clear()
-            begun = session.begin(cases)
+            begun = opened.begin(cases)
             if within is not None:
-                within(session, begun)
-            results = [session.run(case) for case in begun]
+                within(opened, begun)
+            results = [opened.run(case) for case in begun]
             return Outcome(
                 results,
-                session.claims(results),
-                "\n".join(session.not_checked(results)),
-                {row.name: (row.value, row.note) for row in session.capabilities},
-                [line for one in results for line in sentences(one, session.setting)],
+                opened.claims(results),
+                "\n".join(opened.not_checked(results)),
+                {row.name: (row.value, row.note) for row in opened.capabilities},
+                [line for one in results for line in sentences(one, opened.setting)],
             )
 
     return run
@@ -317,6 +318,24 @@ def test_a_subject_with_nothing_but_chat_is_compared_with_a_notice(
     assert run.unmet == {}
 
 
+def test_a_prompt_that_cannot_be_asked_is_left_out_and_said(
+    judge: Judge, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A template whose text is cut into other ids, and a subject that answers no chat."""
+
+    def only_texts(_: object, prompt: Prompted) -> str | None:
+        return prompt if isinstance(prompt, str) else None
+
+    monkeypatch.setattr(session, "raw_prompt", only_texts)
+    prompts = [Text("chat", CHAT), PROMPTS[0]]
+    run = judge(Script(lacks=("/v1/chat/completions",)), "once", prompts=prompts)
+    assert run.verdicts == {"once/town": Verdict.EQUAL}
+    assert "prompt chat: not run, it can only be asked as a chat" in run.not_checked
+    run = judge(Script(), "once", prompts=prompts)
+    assert run.are_all_equal
+    assert "chat templates: chat went to the chat endpoints of both sides" in run.not_checked
+
+
 def test_a_chat_that_its_text_does_not_stand_for_is_none() -> None:
     """A first token that encoding adds must not be there twice."""
 
@@ -342,17 +361,17 @@ def test_a_chat_that_its_text_does_not_stand_for_is_none() -> None:
 def test_after_a_tie_the_subject_goes_on_from_the_oracle_s_text(judge: Judge) -> None:
     """Only where prompt and beginning are cut into the very same ids again."""
 
-    def within(session: RemoteSession, cases: list[Case]) -> None:
+    def within(opened: RemoteSession, cases: list[Case]) -> None:
         (case,) = cases
-        expected = session.references.expected(case)
+        expected = opened.references.expected(case)
         for count in range(1, NUM_TOKENS + 1):
-            resumed = session.subject.answer(case, given=expected.ids[:count])
+            resumed = opened.subject.answer(case, given=expected.ids[:count])
             assert resumed is not None
             assert resumed.ids == expected.ids
             assert resumed.logprobs is not None
             assert len(resumed.logprobs) == NUM_TOKENS - count
         cut = tuple(5 + byte for byte in "木".encode()[:2])
-        assert session.subject.answer(case, given=cut) is None
+        assert opened.subject.answer(case, given=cut) is None
 
     judge(Script(), "once", within=within)
 
@@ -360,10 +379,10 @@ def test_after_a_tie_the_subject_goes_on_from_the_oracle_s_text(judge: Judge) ->
 def test_a_text_is_resumed_as_text(judge: Judge) -> None:
     """Without ids the rest is mapped onto the rest."""
 
-    def within(session: RemoteSession, cases: list[Case]) -> None:
+    def within(opened: RemoteSession, cases: list[Case]) -> None:
         (case,) = cases
-        expected = session.references.expected(case)
-        resumed = session.subject.answer(case, given=expected.ids[:4])
+        expected = opened.references.expected(case)
+        resumed = opened.subject.answer(case, given=expected.ids[:4])
         assert resumed is not None
         assert (resumed.ids, resumed.mapped) == (expected.ids, True)
 
