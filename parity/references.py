@@ -63,6 +63,10 @@ class References:
         """Use a server that runs already; it is the caller's to stop."""
         self._served.mount(source, server, client)
 
+    def start_ahead(self, source: Source) -> None:
+        """Let a server start before anybody asks it."""
+        self._served.start_ahead(source)
+
     def ask_ahead(self, cases: Iterable[Case]) -> None:
         """Let the servers work on what `cases` will need, in this order."""
         for case in cases:

@@ -65,6 +65,15 @@ class Endpoint:
 
 
 @dataclass(frozen=True, slots=True)
+class Accepted:
+    """How a server gives any text at all: why under that model name, and why not raw, if so."""
+
+    endpoint: Endpoint
+    note: str
+    no_raw: str
+
+
+@dataclass(frozen=True, slots=True)
 class Found:
     """What a probe found. `counts` are the prompt tokens told for each of `TEXTS`, if any are."""
 
@@ -81,15 +90,14 @@ class Found:
         return self.endpoint.path == RAW
 
 
-def find(http: Http, model: str | None, *, needs_chat: bool) -> Found:
+def find(http: Http, accepted: Accepted, *, needs_chat: bool) -> Found:
     """Probe a server; `needs_chat`: some prompt can only be asked as a chat.
 
     Raises:
-        Unusable: it is not there, or neither continues a text nor answers a chat.
+        Unusable: it breaks off, or what it says cannot be read.
 
     """
-    bare, note, no_raw = _first_accepted(http, model)
-    is_raw = bare.path == RAW
+    bare, is_raw = accepted.endpoint, accepted.endpoint.path == RAW
     endpoint, said = _negotiated(http, bare)
     chat, no_chat = (None, "") if is_raw else (endpoint, "")
     if is_raw:
@@ -103,8 +111,8 @@ def find(http: Http, model: str | None, *, needs_chat: bool) -> Found:
     no_concurrency = _two_at_once(http, endpoint)
     tells_reuse = any(answer.cached_tokens is not None for answer in (said, *answers))
     rows = (
-        Capability("model", bare.model, note),
-        _yes("raw completions", no_raw, "prompts are continued as they are"),
+        Capability("model", bare.model, accepted.note),
+        _yes("raw completions", accepted.no_raw, "prompts are continued as they are"),
         _yes("chat", no_chat, ""),
         _told("ids in answers", said.ids, "answers are compared as text"),
         _told("log-probabilities", said.logprobs, ""),
@@ -128,8 +136,13 @@ def refused(reply: Reply) -> str | None:
     return None
 
 
-def _first_accepted(http: Http, model: str | None) -> tuple[Endpoint, str, str]:
-    """The endpoint and model name that a server accepts first, why that name, and why not raw."""
+def first_accepted(http: Http, model: str | None) -> Accepted:
+    """The endpoint and model name that a server accepts first, before it is asked more.
+
+    Raises:
+        Unusable: it is not there, or neither continues a text nor answers a chat.
+
+    """
     names = [(DEFAULT_MODEL, "accepted as mlx_lm.server's name of its model")]
     if model is not None:
         names = [(model, "as asked for")]
@@ -139,7 +152,8 @@ def _first_accepted(http: Http, model: str | None) -> tuple[Endpoint, str, str]:
             asked = Endpoint(path, name)
             refusal = refused(_post(http, asked, TEXTS[0], 1))
             if refusal is None:
-                return asked, note, next(iter(refusals.values())) if path == CHAT else ""
+                no_raw = next(iter(refusals.values())) if path == CHAT else ""
+                return Accepted(asked, note, no_raw)
             refusals[path, name] = refusal
             if model is None and len(names) == 1:
                 names += [(one, "the first of /v1/models") for one in _listed(http)[:1]]

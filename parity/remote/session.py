@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 
@@ -11,13 +11,13 @@ from oracle import device
 from oracle.inprocess import Loaded, load
 from parity.asking import as_json
 from parity.capability import Capability
-from parity.cases import Case, Message, Prompted
+from parity.cases import Case, Message, Prompted, Source
 from parity.errors import BadInput, Unusable
 from parity.models import Models
 from parity.probe import Probe
 from parity.references import References
 from parity.remote.address import Address
-from parity.remote.capabilities import find
+from parity.remote.capabilities import find, first_accepted
 from parity.remote.claims import logprob_claim, prompt_claim, stream_claim, vocabulary_claim
 from parity.remote.http import Http
 from parity.remote.process import SubjectProcess
@@ -148,9 +148,19 @@ _WHY = {
 }
 
 
+def start_server(references: References) -> None:
+    """Have the oracle's server started while the subject is still being probed."""
+    references.start_ahead(Source.SERVER)
+
+
 @contextmanager
-def open_remote(models: Models, at: Address, cases: Sequence[Case]) -> Iterator[RemoteSession]:
-    """Find out what a subject offers, and get its oracle ready. The engine is not loaded.
+def open_remote(
+    models: Models,
+    at: Address,
+    cases: Sequence[Case],
+    prepare: Callable[[References], None] = start_server,
+) -> Iterator[RemoteSession]:
+    """Find out what a subject offers, and `prepare` its oracle. The engine is not loaded.
 
     Raises:
         BadInput: a target that cannot be loaded or has no chat template where one is needed.
@@ -177,12 +187,14 @@ def open_remote(models: Models, at: Address, cases: Sequence[Case]) -> Iterator[
             raise BadInput(str(error)) from error
         if process is not None:
             process.await_ready()
-        found = find(http, at.model, needs_chat=needs_chat)
+        accepted = first_accepted(http, at.model)
+        references = stack.enter_context(References(models, target, None, None, log_dir))
+        prepare(references)
+        found = find(http, accepted, needs_chat=needs_chat)
         if not found.is_raw and not target.tokenizer.has_chat_template:
             raise Unusable(
                 f"subject {http.url} answers nothing but chats, and the target has no chat template"
             )
-        references = stack.enter_context(References(models, target, None, None, log_dir))
         subject = RemoteSubject(http, found, target, references.expected)
         inner = Session(
             references,

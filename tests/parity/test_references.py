@@ -249,3 +249,20 @@ def test_what_the_served_ids_decode_to_is_known_too(oracle: References, world: W
     )
     expected = oracle.expected(case())
     assert (expected.text, expected.decodings) == ("a", ("a ", " a "))
+
+
+def test_a_server_may_start_before_it_is_asked(oracle: References, world: World) -> None:
+    """It is started once, and stopped though nobody asked."""
+    oracle.start_ahead(Source.SERVER)
+    oracle.expected(case())
+    assert world.started == [None]
+
+
+def test_a_server_that_cannot_start_ahead_is_known_to_whoever_asks(
+    oracle: References, world: World
+) -> None:
+    world.fails_to_start = True
+    oracle.start_ahead(Source.SERVER)
+    with pytest.raises(Unusable, match="port 80 is in use"):
+        oracle.expected(case())
+    assert len(world.started) == 1

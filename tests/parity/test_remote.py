@@ -91,9 +91,13 @@ def judge(upstream: Server) -> Judge:
         with (
             altered(script) as url,
             Client(upstream, eos_ids={0}) as client,
-            open_remote(models, Address(url, timeout_s=60.0), cases) as opened,
+            open_remote(
+                models,
+                Address(url, timeout_s=60.0),
+                cases,
+                lambda references: references.mount(Source.SERVER, upstream, client),
+            ) as opened,
         ):
-            opened.references.mount(Source.SERVER, upstream, client)
             script.seen.clear()
             begun = opened.begin(cases)
             if within is not None:

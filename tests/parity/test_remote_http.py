@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from parity.errors import BadInput, Unusable
-from parity.remote import http
+from parity.remote import http as limits
 from parity.remote.address import Address, address
-from parity.remote.capabilities import RAW, Endpoint, find
+from parity.remote.capabilities import RAW, Endpoint, find, first_accepted
 from parity.remote.http import Http, base_of
 from parity.remote.reading import Unreadable, read_events, read_whole
 from parity.remote.sse import EventReader
@@ -159,7 +159,7 @@ def test_what_goes_wrong_is_one_line_with_url_question_and_answer(way: str) -> N
 
 def test_an_answer_has_a_largest_size(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody fills our memory."""
-    monkeypatch.setattr(http, "MAX_BYTES", 20)
+    monkeypatch.setattr(limits, "MAX_BYTES", 20)
     with altered(Script()) as url, pytest.raises(Unusable, match="longer than 20 bytes"):
         Endpoint(RAW, "m").ask(Http(url, 5.0), "Once", 3)
 
@@ -174,9 +174,10 @@ def test_refused_fields_are_not_asked_for_again() -> None:
     """A 4xx for an optional field means that it is not offered."""
     script = Script(refuses=("logprobs", "return_token_ids", "stream", "seed"))
     with altered(script) as url:
-        found = find(Http(url, 5.0), None, needs_chat=False)
+        http = Http(url, 5.0)
+        found = find(http, first_accepted(http, None), needs_chat=False)
         script.seen.clear()
-        found.endpoint.ask(Http(url, 5.0), "Once", 3)
+        found.endpoint.ask(http, "Once", 3)
     rows = {row.name: (row.value, row.note) for row in found.rows}
     assert rows["streaming"] == ("no", "status 400: unknown field stream")
     assert rows["seed"] == ("no", "status 400: unknown field seed")
@@ -188,7 +189,7 @@ def test_a_model_that_is_unknown_everywhere_ends_the_run() -> None:
     """Both endpoints are tried, and both reasons are given."""
     script = Script(lacks=("/v1/completions", "/v1/chat/completions"))
     with altered(script) as url, pytest.raises(Unusable) as raised:
-        find(Http(url, 5.0), "llama", needs_chat=False)
+        first_accepted(Http(url, 5.0), "llama")
     assert str(raised.value).count("model 'llama': status 404: no such path") == 2
 
 
