@@ -37,16 +37,25 @@ class Loaded:
 
         Raises ``ValueError`` for a model without a template, or one that refuses the messages.
         """
+        return [int(token) for token in self._templated(messages, tokenize=True)]
+
+    def render_chat(self, messages: Sequence[Mapping[str, str]]) -> str:
+        """The text of a chat put through the model's template; raises as ``encode_chat`` does."""
+        return str(self._templated(messages, tokenize=False))
+
+    def _templated(self, messages: Sequence[Mapping[str, str]], *, tokenize: bool) -> Any:
         if not self.tokenizer.has_chat_template:
             raise ValueError("the tokenizer has no chat template")
         try:
-            ids = self.tokenizer.apply_chat_template(
-                [dict(message) for message in messages], tools=None, add_generation_prompt=True
+            return self.tokenizer.apply_chat_template(
+                [dict(message) for message in messages],
+                tools=None,
+                add_generation_prompt=True,
+                tokenize=tokenize,
             )
         except Exception as error:  # templates raise whatever they like
             said = " ".join(str(error).split())
             raise ValueError(f"the chat template refuses the messages: {said}") from error
-        return [int(token) for token in ids]
 
     def encode_bare(self, text: str) -> list[int]:
         """Ids of ``text`` without special tokens, as the server tokenizes a stop string."""

@@ -23,6 +23,7 @@ from oracle import device
 
 HOST = "127.0.0.1"
 POLL_S = 0.05
+Watch = subprocess.Popen[str]
 STOP_S = 5.0
 
 
@@ -155,16 +156,7 @@ class Server:
         return ["-m", "mlx_lm"]
 
     def _spawn(self, log: IO[bytes]) -> None:
-        watch = Path(__file__).with_name("watch.py")
-        self._watch = subprocess.Popen(
-            [sys.executable, "-I", "-S", str(watch), *self._command()],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=log,
-            env=self._env,
-            start_new_session=True,
-            text=True,
-        )
+        self._watch = watched(self._command(), self._env, log)
         assert self._watch.stdout is not None
         line = self._watch.stdout.readline()
         if not line.strip().isdigit():
@@ -219,6 +211,22 @@ class Server:
             + (f": {cause}" if cause else ""),
             log,
         )
+
+
+def watched(command: Sequence[str], env: Mapping[str, str], log: IO[bytes]) -> Watch:
+    """Start ``command`` under ``watch``, which ends it when this process ends; ``end`` it.
+
+    The watcher's first line of output is the command's process id; none if it could not start it.
+    """
+    return subprocess.Popen(
+        [sys.executable, "-I", "-S", str(Path(__file__).with_name("watch.py")), *command],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=log,
+        env=env,
+        start_new_session=True,
+        text=True,
+    )
 
 
 def open_log(path: Path | None) -> IO[bytes]:

@@ -1,8 +1,8 @@
 """Who is compared, on what, how, and what it said.
 
 Reading order: `cases` and `matrix` (what is asked), `compare` (the verdict), `runner` (one case
-after the other), `subjects` and `references` with `served` (the two sides), `probe` (margins),
-`snapshots` and `review` (what is kept), `report`, `cli`.
+after the other), `subjects` or `remote`, and `references` with `served` (the two sides), `probe`
+(margins), `snapshots` and `review` (what is kept), `report`, `cli`.
 
 Importing this package switches TF32 off for this process, which works only before MLX is imported:
 with it on, float32 products of different widths disagree on some GPUs.

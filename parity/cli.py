@@ -28,8 +28,9 @@ from parity.cases import (
 from parity.errors import BadInput, Unusable
 from parity.matrix import cells, extras, matrix
 from parity.models import Models, given_models, known_models, split_drafter
-from parity.plans import BUILT_IN, catalogue, given, known
+from parity.plans import BUILT_IN, catalogue, given, known, served
 from parity.prompts import read_prompts
+from parity.remote.address import Address, address
 from parity.report.words import (
     ALL_EQUAL,
     INTERRUPTED,
@@ -100,6 +101,24 @@ def run(
     max_tokens: Annotated[
         int, typer.Option(metavar="N", help="With --target: tokens per answer.")
     ] = MAX_TOKENS,
+    subject: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL|engine",
+            help="With --target: an OpenAI-compatible server; default: our engine, in process.",
+        ),
+    ] = None,
+    subject_command: Annotated[
+        str | None,
+        typer.Option(metavar="CMD", help="Start the subject; {port} in CMD is a free port."),
+    ] = None,
+    subject_model: Annotated[
+        str | None, typer.Option(metavar="NAME", help="The model that the subject is asked for.")
+    ] = None,
+    timeout: Annotated[
+        float | None,
+        typer.Option(metavar="SECONDS", help="For each request to a subject; default: 120."),
+    ] = None,
     json_file: Annotated[
         Path | None, typer.Option("--json", metavar="FILE", help="Write all results to FILE.")
     ] = None,
@@ -107,8 +126,15 @@ def run(
         str | None, typer.Option("--shard", metavar="i/n", help="Only every n-th case, from i.")
     ] = None,
 ) -> Command:
-    """Compare the engine with its oracles and say what differs."""
+    """Compare the engine, or a server, with its oracles and say what differs."""
     kind, folder = split_drafter(drafter)
+    at = address(subject, subject_command, subject_model, timeout)
+    if at is not None:
+        for option, given_one in (("--drafter", drafter), ("--depth", depth), ("--lane", lane)):
+            if given_one is not None:
+                raise BadInput(f"{option} is for the engine: a server drafts as it likes")
+        if target is None:
+            raise BadInput("a subject needs --target: the model that the oracle serves")
     if target is None:
         for option, value in (("--prompts", prompts), ("--drafter two-model:DIR", folder or None)):
             if value is not None:
@@ -127,9 +153,14 @@ def run(
             further += ("--max-tokens", str(max_tokens))
         if depth is not None:
             further += ("--depth", depth)
+        if at is not None:
+            further += at.options
         models = given_models(target, drafter, further)
         asked = BUILT_IN if prompts is None else read_prompts(prompts)
-        planned = matrix([given(asked, max_tokens, 3 if depth is None else int(depth))])
+        if at is not None:
+            planned = matrix([served(asked, max_tokens)])
+        else:
+            planned = matrix([given(asked, max_tokens, 3 if depth is None else int(depth))])
         depth = None
         every = tuple(case for case in planned if not models.leaves_out(case))
 
@@ -144,7 +175,7 @@ def run(
     if json_file is not None:
         check_writable(json_file)
     whole = target is None and len(cases) == len(catalogue())
-    return partial(_run, cases, models_of, json_file, whole=whole)
+    return partial(_run, cases, models_of, json_file, at, whole=whole)
 
 
 @app.command()
@@ -234,17 +265,22 @@ def _run(
     cases: Sequence[Case],
     models_of: Callable[[str], Models],
     json_file: Path | None,
+    at: Address | None,
     *,
     whole: bool,
 ) -> int:
     # Loading MLX takes a second, which a mistyped option need not wait for.
+    from parity.remote.session import open_remote
     from parity.report.document import document, write
     from parity.report.environment import environment, sources_digest
-    from parity.report.table import show, verdict_line
+    from parity.report.table import capability_table, show, verdict_line
     from parity.session import open_session
 
     results: list[CaseResult] = []
     settings: dict[str, Setting] = {}
+    claimed: tuple[Claim, ...] = ()
+    not_checked: tuple[str, ...] = ()
+    console = Console(width=None if sys.stdout.isatty() else 110)
     stderr = Console(stderr=True)
     with Progress(console=stderr, disable=not stderr.is_terminal, transient=True) as progress:
         task = progress.add_task("comparing", total=len(cases))
@@ -253,19 +289,24 @@ def _run(
             ordered = in_running_order(case for case in cases if case.cell.model == model)
             if not models.brought_along:
                 ordered = by_prompt(ordered)
-            with open_session(models) as session:
+            opened = open_session(models) if at is None else open_remote(models, at, ordered)
+            with opened as session:
                 settings[model] = session.setting
-                session.references.ask_ahead(ordered)
-                for case in ordered:
+                begun = session.begin(ordered)
+                if session.capabilities:
+                    console.print(capability_table(session.capabilities))
+                progress.update(task, total=len(cases) - len(ordered) + len(begun))
+                for case in begun:
                     results.append(session.run(case))
                     progress.advance(task)
                     if not models.brought_along:
                         print(verdict_line(results[-1]), flush=True)
+                claimed += session.claims(results)
+                not_checked += session.not_checked(results)
                 session.references.check_alive()
-    claimed: tuple[Claim, ...] = claims(results) if whole else ()
+    claimed += claims(results) if whole else ()
     made_with = environment()
-    console = Console(width=None if sys.stdout.isatty() else 110)
-    show(results, claimed, made_with, settings, console)
+    show(results, claimed, made_with, settings, console, not_checked)
     if json_file is not None:
         made = document(results, claimed, made_with, sources_digest(), settings)
         try:

@@ -64,8 +64,10 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """What became of one case. `unchecked` names what could not be compared after the ids parted.
+    """What became of one case.
 
+    `unchecked` names what could not be compared: after the ids parted, or because one side does
+    not tell. `deviations` say which known deviation of the oracle excuses what.
     `logprob_difference` is the largest one seen, None if no pair was compared.
     """
 
@@ -76,6 +78,7 @@ class Comparison:
     failures: tuple[Failure, ...] = ()
     unchecked: tuple[str, ...] = ()
     logprob_difference: float | None = None
+    deviations: tuple[str, ...] = ()
 
 
 Measurer = Callable[[int, int | None, int | None], Measure | None]
@@ -130,9 +133,12 @@ def compare(
         current, given = resumed, position + 1
         if current.ids[:given] != expected.ids[:given]:
             raise ValueError(f"{current.origin} does not begin with the {given} tokens given to it")
-    unchecked: tuple[str, ...] = ()
+    unchecked: tuple[str, ...]
+    deviations: tuple[str, ...] = ()
     if current is actual and checked == total and not ties:
         failures += whole_failures(expected, actual)
+        unchecked = untold(expected, actual)
+        deviations = text_deviations(expected, actual)
     else:
         unchecked = ("text", "usage") if expected.trace is None else ("text", "usage", "trace")
     return Comparison(
@@ -143,6 +149,7 @@ def compare(
         tuple(failures),
         unchecked,
         max(differences, default=None),
+        deviations,
     )
 
 
@@ -210,15 +217,43 @@ def verdict_of(
 
 def whole_failures(expected: Answer, actual: Answer) -> list[Failure]:
     """What differs in two answers whose ids and ends agree: text, usage and, if known, trace."""
-    pairs: list[tuple[str, object, object]] = [
-        ("text", expected.text, actual.text),
+    counts = [
         ("prompt tokens", expected.prompt_tokens, actual.prompt_tokens),
         ("completion tokens", expected.completion_tokens, actual.completion_tokens),
     ]
-    failures = [Failure(what, old, new) for what, old, new in pairs if old != new]
+    failures: list[Failure] = []
+    if not expected.may_read(actual.text, mapped=actual.mapped):
+        failures.append(Failure("text", expected.text, actual.text))
+    failures += [
+        Failure(what, old, new)
+        for what, old, new in counts
+        if old is not None and new is not None and old != new
+    ]
     if expected.trace is not None:
         failures += trace_failures(expected.trace, actual)
     return failures
+
+
+def text_deviations(expected: Answer, actual: Answer) -> tuple[str, ...]:
+    """D21: the text that the ids decode to is right though the oracle served another."""
+    if actual.text == expected.text or actual.text not in expected.decodings:
+        return ()
+    return (
+        f"D21: the text is {actual.text!r}, as the ids decode; the oracle served {expected.text!r}",
+    )
+
+
+def untold(expected: Answer, actual: Answer) -> tuple[str, ...]:
+    """What two answers that agree were not compared in, because one of them does not tell it."""
+    sides = (expected, actual)
+    counts = [count for side in sides for count in (side.prompt_tokens, side.completion_tokens)]
+    missing = {
+        "ids": any(side.mapped for side in sides),
+        "last ids": actual.mapped and not expected.shows_all(actual.text),
+        "logprobs": any(side.logprobs is None for side in sides),
+        "usage": None in counts,
+    }
+    return tuple(what for what, is_missing in missing.items() if is_missing)
 
 
 def trace_failures(expected: Trace, actual: Answer) -> list[Failure]:
@@ -241,6 +276,8 @@ def trace_failures(expected: Trace, actual: Answer) -> list[Failure]:
 
 def logprob_differences(expected: Answer, actual: Answer, given: int, end: int) -> list[float]:
     """|difference| of the log-probabilities reported for positions `given` .. `end` - 1."""
+    if expected.logprobs is None or actual.logprobs is None:
+        return []
     old = expected.logprobs[given:end]
     new = actual.logprobs[: end - given]
     return [abs(p - q) for p, q in zip(old, new, strict=False)]
@@ -249,7 +286,12 @@ def logprob_differences(expected: Answer, actual: Answer, given: int, end: int) 
 def logprob_failures(
     expected: Answer, actual: Answer, given: int, end: int, tolerance: Tolerance
 ) -> list[Failure]:
-    """A side without one entry per content token, or the first entry that is too far off."""
+    """A side without one entry per content token, or the first entry that is too far off.
+
+    Nothing if a side does not tell them.
+    """
+    if expected.logprobs is None or actual.logprobs is None:
+        return []
     if len(expected.logprobs) != len(expected.ids):
         return [Failure("logprob count", len(expected.ids), len(expected.logprobs))]
     if len(actual.logprobs) != len(actual.ids) - given:

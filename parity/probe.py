@@ -44,7 +44,7 @@ class Probe:
 
         None if no margin could excuse it: draws from the global key are not replayed; where a stop
         string ended an answer no EOS was drawn; and an EOS among the content was not chosen
-        instead of another token, it was let through.
+        instead of another token, it was let through. An id outside the vocabulary has no logit.
         """
         ended = expected is None or actual is None
         if case.cell.sampling.mode == "sequential" or (ended and case.stop):
@@ -54,6 +54,8 @@ class Probe:
         ids = [*encode(self._target, case.prompt), *prefix]
         processors = processors_of(case)
         logits = processors.apply(mx.array(ids), self._logits(ids)[None])[0]
+        if any(token is not None and token >= logits.size for token in (expected, actual)):
+            return None
         logprobs = logits - mx.logsumexp(logits)
         tokens = [self._best_eos(ids) if t is None else t for t in (expected, actual)]
         if case.cell.sampling.mode == "greedy":
@@ -88,6 +90,7 @@ class Probe:
     def _margins(self, case: Case, answer: Answer) -> Margins:
         prompt = encode(self._target, case.prompt)
         rounds = [DraftedRound(one.draft, one.emitted) for one in answer.rounds]
+        assert answer.completion_tokens is not None, "an engine counts its tokens"
         if answer.completion_tokens > sum(len(one.emitted) for one in rounds):
             eos = self._best_eos([*prompt, *(t for one in rounds for t in one.emitted)])
             rounds[-1] = DraftedRound(rounds[-1].draft, (*rounds[-1].emitted, eos))

@@ -29,7 +29,8 @@ from parity.trace import Answer, Trace
 class References:
     """Oracles on one target: two servers, and mlx-lm in process.
 
-    A context manager; leaving it stops the servers.
+    `subject` answers as the plain stream of an engine, which only the cases of an engine are
+    compared with. A context manager; leaving it stops the servers.
     """
 
     def __init__(
@@ -37,7 +38,7 @@ class References:
         models: Models,
         target: Loaded,
         draft: Loaded | None,
-        subject: Subject,
+        subject: Subject | None,
         log_dir: Path,
     ) -> None:
         self._target = target
@@ -61,6 +62,10 @@ class References:
     def mount(self, source: Source, server: Server, client: Client) -> None:
         """Use a server that runs already; it is the caller's to stop."""
         self._served.mount(source, server, client)
+
+    def start_ahead(self, source: Source) -> None:
+        """Let a server start before anybody asks it."""
+        self._served.start_ahead(source)
 
     def ask_ahead(self, cases: Iterable[Case]) -> None:
         """Let the servers work on what `cases` will need, in this order."""
@@ -90,10 +95,16 @@ class References:
             return self._generate_step(case)
         if case.source is Source.OWN_PLAIN:
             return self._own_plain(case)
-        answer = self._served.ask(case).result()
+        answer = self._decoded(case, self._served.ask(case).result())
         return self._traced(case, answer) if case.traced else answer
 
+    def _decoded(self, case: Case, answer: Answer) -> Answer:
+        """Add what the served ids decode to, of which the server may have lost some (D21)."""
+        prompt = encode(self._target, case.prompt)
+        return replace(answer, decodings=decodings(self._target, prompt, answer.ids))
+
     def _own_plain(self, case: Case) -> Answer:
+        assert self._subject is not None, "only an engine is compared with its own plain stream"
         answer = self._subject.answer(case, drafter="off", depth=0)
         if answer is None:
             raise RuntimeError("no answer without a drafter")
@@ -145,3 +156,15 @@ def decode(loaded: Loaded, ids: Sequence[int]) -> str:
         detokenizer.add_token(token)
     detokenizer.finalize()
     return str(detokenizer.text)
+
+
+def decodings(loaded: Loaded, prompt: Sequence[int], ids: Sequence[int]) -> tuple[str, ...]:
+    """The texts of all of `ids`: as mlx-lm streams them, and as they continue the prompt's text.
+
+    The second keeps a first space, which mlx-lm's detokenizers drop.
+    """
+    streamed = decode(loaded, ids)
+    before, whole = (str(loaded.tokenizer.decode(list(t))) for t in (prompt, (*prompt, *ids)))
+    if not whole.startswith(before):
+        return (streamed,)
+    return tuple(dict.fromkeys((streamed, whole[len(before) :])))

@@ -90,7 +90,8 @@ def run_case(
     """Run one case. Whatever the engine raises is the case's result, and nothing else is.
 
     Raises:
-        Unusable: the oracle is not there, or broke off itself.
+        Unusable: the oracle is not there, or broke off itself; or a subject that is a server does
+            not answer.
 
     """
     expected = None
@@ -121,6 +122,8 @@ def _expected(case: Case, oracle: Oracle) -> Answer:
 def _answered(case: Case, subject: Subject) -> Answer:
     try:
         answer = subject.answer(case)
+    except Unusable:
+        raise
     except Exception as error:
         raise _BrokeOff(_said(error)) from error
     if answer is None:
@@ -146,6 +149,8 @@ def _compare(
     def resume(count: int) -> Answer | None:
         try:
             return subject.answer(case, given=expected.ids[:count])
+        except Unusable:
+            raise
         except Exception as error:
             raise _BrokeOff(_said(error)) from error
 

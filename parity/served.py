@@ -67,6 +67,10 @@ class Served:
         """Use a server that runs already and belongs to the caller."""
         self._running[source] = (server, client)
 
+    def start_ahead(self, source: Source) -> None:
+        """Start a server before it is asked; whoever asks learns if it failed."""
+        self._thread.submit(self._started, source)
+
     def ask(self, case: Case) -> Future[Answer]:
         """Put a case's question in the queue, unless it is there or answered already."""
         question = question_of(case)
@@ -83,6 +87,12 @@ class Served:
         for source, (server, _) in list(self._running.items()):
             if not server.alive():
                 raise Unusable(f"{source} (pid {server.pid}) died; its log: {self._log(source)}")
+
+    def _started(self, source: Source) -> None:
+        try:
+            self._client(source)
+        except Unusable as error:
+            self._failure = error
 
     def _answer(self, case: Case) -> Answer:
         if self._failure is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,10 +14,9 @@ from typing import Any, cast
 import mlx.core as mx
 from mlx.utils import tree_flatten
 
-from engine import BadInput as EngineBadInput
-from engine import Target
 from oracle import device
 from oracle.inprocess import Loaded, load
+from parity.capability import Capability
 from parity.cases import Case
 from parity.errors import BadInput, Unusable
 from parity.models import Models
@@ -25,20 +24,37 @@ from parity.probe import Probe
 from parity.provenance import Margins
 from parity.references import References
 from parity.report.words import Setting
-from parity.runner import CaseResult, run_case
-from parity.subjects import EngineSubject, Once
+from parity.runner import CaseResult, Claim, Subject, run_case
 from parity.tolerance import Tolerance
 
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """An engine and its oracles on one target and draft model."""
+    """A subject and its oracles on one target and draft model."""
 
     references: References
-    subject: Once
+    subject: Subject
     probe: Probe
     tolerance: Tolerance
     setting: Setting
+
+    @property
+    def capabilities(self) -> tuple[Capability, ...]:
+        """What the subject was found to offer; nothing is asked of an engine in process."""
+        return ()
+
+    def begin(self, cases: Sequence[Case]) -> list[Case]:
+        """The cases as they will be run; the oracles start to work on them, in this order."""
+        self.references.ask_ahead(cases)
+        return list(cases)
+
+    def claims(self, results: Sequence[CaseResult], /) -> tuple[Claim, ...]:
+        """What must hold of the subject as a whole."""
+        return ()
+
+    def not_checked(self, results: Sequence[CaseResult], /) -> tuple[str, ...]:
+        """What a run of these cases says nothing about, one line each."""
+        return ()
 
     def run(self, case: Case) -> CaseResult:
         """Run one case; `Unusable` if an oracle is gone."""
@@ -52,7 +68,7 @@ class Session:
 
 @contextmanager
 def open_session(models: Models) -> Iterator[Session]:
-    """Load both sides; servers start when first needed and stop at the end, whatever ends it.
+    """Load the engine and its oracles; servers start when first needed, and always stop.
 
     The oracle's own copy of the weights is read only when something is measured on it.
 
@@ -62,6 +78,11 @@ def open_session(models: Models) -> Iterator[Session]:
         BadInput: a folder that cannot be loaded, or a draft model that does not fit.
 
     """
+    # A run on another subject does without the engine.
+    from engine import BadInput as EngineBadInput
+    from engine import Target
+    from parity.subjects import EngineSubject, Once
+
     try:
         device.apply()
         engine_target = Target.load(models.target)
@@ -70,13 +91,12 @@ def open_session(models: Models) -> Iterator[Session]:
         draft = None if models.draft is None else load(models.draft, lazy=True)
     except (EngineBadInput, ValueError) as error:
         raise BadInput(str(error)) from error
-    setting = Setting(lambda token: str(target.tokenizer.decode([token])), models.options)
     with (
-        _log_dir() as log_dir,
+        log_folder() as log_dir,
         References(models, target, draft, subject, log_dir) as references,
     ):
-        probe = Probe(target, draft)
-        yield Session(references, subject, probe, tolerance_of(target), setting)
+        setting = setting_of(target, models)
+        yield Session(references, subject, Probe(target, draft), tolerance_of(target), setting)
 
 
 class Sessions:
@@ -106,7 +126,7 @@ class Sessions:
 
 
 @contextmanager
-def _log_dir() -> Iterator[Path]:
+def log_folder() -> Iterator[Path]:
     """A folder for logs, which stays behind only when a run breaks off and names one of them."""
     folder = Path(tempfile.mkdtemp(prefix="mlx-parity-"))
     try:
@@ -117,6 +137,18 @@ def _log_dir() -> Iterator[Path]:
         shutil.rmtree(folder)
         raise
     shutil.rmtree(folder)
+
+
+def setting_of(target: Loaded, models: Models) -> Setting:
+    """What sentences about a model need."""
+
+    def text_of(token: int) -> str:
+        try:
+            return str(target.tokenizer.decode([token]))
+        except (OverflowError, TypeError):  # an id beyond any vocabulary
+            return "no token"
+
+    return Setting(text_of, models.options)
 
 
 def tolerance_of(target: Loaded) -> Tolerance:

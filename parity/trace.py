@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+UNFINISHED = "\ufffd"
+"""What decoders show for the bytes of a character that has not come to its end."""
+
 
 @dataclass(frozen=True, slots=True)
 class Round:
@@ -31,19 +34,38 @@ class Answer:
     """One answer. `ids` are content: without a terminal EOS and without a stop string's tokens.
 
     `origin` names the run that gave it, so that no run is ever compared with itself.
-    `logprobs` has one entry per content token. `trace` is None and `rounds` is empty where the
-    source does not tell.
+    `logprobs` has one entry per content token. What the source does not tell is None, or empty for
+    `rounds`; only ids are always there: those of an answer without are `mapped` from its text onto
+    the expected ids (see `remote.retokenize`), and say no more than the text does.
+
+    `decodings` are further texts of the very same ids: a server may lose text it holds back when a
+    stop ends an answer, or leave out a first space (known deviation D21 of mlx_lm.server).
     """
 
     origin: str
     ids: tuple[int, ...]
     text: str
     finish_reason: str
-    prompt_tokens: int
-    completion_tokens: int
-    logprobs: tuple[float, ...]
+    prompt_tokens: int | None
+    completion_tokens: int | None
+    logprobs: tuple[float, ...] | None
     trace: Trace | None = None
     rounds: tuple[Round, ...] = ()
+    decodings: tuple[str, ...] = ()
+    mapped: bool = False
+
+    def may_read(self, text: str, *, mapped: bool) -> bool:
+        """Whether an answer of the same ids may have this text.
+
+        Where nothing but the text is known, a character that the budget cut in two may be left out.
+        """
+        whole = (self.text, *self.decodings)
+        return text in whole or (mapped and text in {one.rstrip(UNFINISHED) for one in whole})
+
+    def shows_all(self, text: str) -> bool:
+        """Whether `text`, which this answer may read, shows the last of the ids too."""
+        whole = self.decodings or (self.text,)
+        return text in whole and not text.endswith(UNFINISHED)
 
 
 def round_of(rounds: Sequence[Round], position: int) -> int | None:

@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from parity.capability import Capability
 from parity.compare import Verdict
 from parity.report.words import Setting, closing_line, sentences
 from parity.runner import CaseResult, Claim
@@ -22,8 +23,9 @@ def show(
     environment: Mapping[str, str | int],
     settings: Mapping[str, Setting],
     console: Console,
+    not_checked: Sequence[str] = (),
 ) -> None:
-    """Print the whole report; the closing line comes last."""
+    """Print the whole report; what was not checked and the closing line come last."""
     said = ", ".join(f"{name} {value}" for name, value in environment.items())
     console.print(escape(said), soft_wrap=True, highlight=False)
     console.print(summary(results))
@@ -32,8 +34,20 @@ def show(
             console.print(escape(sentence), soft_wrap=True)
     for claim in claims:
         if not claim.met:
-            console.print(f"{claim.id}: not met: {claim.text}", soft_wrap=True)
+            console.print(escape(f"{claim.id}: not met: {claim.text}"), soft_wrap=True)
+    for said in not_checked:
+        console.print(escape(f"not checked: {said}"), soft_wrap=True, highlight=False)
     console.print(escape(closing_line(results, claims)), soft_wrap=True, highlight=False)
+
+
+def capability_table(capabilities: Sequence[Capability]) -> Table:
+    """What a subject was found to offer."""
+    table = Table(box=None, pad_edge=False)
+    for name in ("subject", "", ""):
+        table.add_column(name)
+    for one in capabilities:
+        table.add_row(*map(escape, (one.name, one.value, one.note)))
+    return table
 
 
 def verdict_line(result: CaseResult) -> str:

@@ -42,9 +42,10 @@ def reproduce(case_id: str, options: Sequence[str] = ()) -> str:
 
 
 def sentences(result: CaseResult, setting: Setting) -> list[str]:
-    """Every failure and tie of a case: where, what was expected, what came, how close it was."""
+    """Every failure, tie and excuse of a case: where, what was expected, what came, how close."""
     lines = [_failure(result, failure, setting) for failure in result.comparison.failures]
     lines += [_tie(result, tie, setting) for tie in result.comparison.ties]
+    lines += [f"known deviation {said}" for said in result.comparison.deviations]
     if result.verdict is Verdict.INCONCLUSIVE:
         comparison = result.comparison
         lines.append(f"only {comparison.checked} of {comparison.total} positions could be checked")
@@ -58,8 +59,8 @@ def closing_line(results: Sequence[CaseResult], claims: Sequence[Claim]) -> str:
     checked = sum(result.comparison.checked for result in results)
     total = sum(result.comparison.total for result in results)
     ties = sum(len(result.comparison.ties) for result in results)
-    # No case is excused by a known deviation; `python -m oracle deviations` runs those.
-    deviations = 0
+    # What excused a case here; `python -m oracle deviations` runs all that are known.
+    deviations = sum(len(result.comparison.deviations) for result in results)
     counts = {v: sum(result.verdict is v for result in results) for v in Verdict}
     said = ", ".join(f"{number} {verdict}" for verdict, number in counts.items() if number)
     unmet = sum(not claim.met for claim in claims)

@@ -345,8 +345,8 @@ TESTERS = (
     SuiteMutant(
         "the text is ignored",
         "parity/compare.py",
-        '        ("text", expected.text, actual.text),\n',
-        "",
+        "    if not expected.may_read(actual.text, mapped=actual.mapped):\n",
+        "    if False:\n",
         "text_differs",
     ),
     SuiteMutant(
@@ -359,7 +359,8 @@ TESTERS = (
     SuiteMutant(
         "a dead server is swallowed",
         "parity/runner.py",
-        "    except Unusable:\n        raise\n",
+        "return oracle.expected(case)\n    except Unusable:\n        raise\n",
+        "return oracle.expected(case)\n"
         "    except Unusable as error:\n        raise _BrokeOff(_said(error)) from error\n",
         "a_server_dies",
     ),

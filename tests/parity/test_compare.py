@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from typing import Any
 
 import pytest
 from hypothesis import example, given
@@ -115,8 +116,46 @@ def test_each_field_counts(field: str, value: object) -> None:
     assert alone(expected, actual).verdict is Verdict.EQUAL
     changed = replace(actual, **{field: value})  # type: ignore[arg-type]
     if field == "ids":
-        changed = replace(changed, logprobs=changed.logprobs[: len(changed.ids)])
+        changed = replace(changed, logprobs=tuple(-0.5 for _ in changed.ids))
     assert alone(expected, changed).verdict is Verdict.DIFFERENT
+
+
+def test_text_as_the_ids_decode_is_right_and_counted() -> None:
+    """D21: an honest side shows what the oracle's server lost; a third text is wrong."""
+    expected = replace(answer(finish="stop", text="ab"), decodings=("abc", " abc"))
+    served, decoded, wrong = (
+        alone(expected, answer(finish="stop", text=text, origin="engine"))
+        for text in ("ab", "abc", "abd")
+    )
+    assert (served.verdict, served.deviations) == (Verdict.EQUAL, ())
+    assert decoded.verdict is Verdict.EQUAL
+    assert [said[:4] for said in decoded.deviations] == ["D21:"]
+    assert (wrong.verdict, wrong.deviations) == (Verdict.DIFFERENT, ())
+
+
+def test_a_cut_character_may_be_left_out_only_where_nothing_but_text_is_known() -> None:
+    """Ids that are told would show what the text does not."""
+    expected = replace(answer(text="ab\ufffd"), decodings=("ab\ufffd",))
+    told = answer(text="ab", origin="engine")
+    assert alone(expected, told).verdict is Verdict.DIFFERENT
+    mapped = alone(expected, replace(told, mapped=True))
+    assert (mapped.verdict, mapped.unchecked) == (Verdict.EQUAL, ("ids", "last ids"))
+
+
+@pytest.mark.parametrize(
+    ("missing", "unchecked"),
+    [
+        ({}, ()),
+        ({"mapped": True}, ("ids",)),
+        ({"logprobs": None}, ("logprobs",)),
+        ({"prompt_tokens": None}, ("usage",)),
+        ({"completion_tokens": None}, ("usage",)),
+    ],
+)
+def test_what_is_not_told_is_named(missing: dict[str, Any], unchecked: tuple[str, ...]) -> None:
+    """Nothing that was not compared counts as checked in silence."""
+    result = alone(answer(), replace(answer(origin="engine"), **missing))
+    assert (result.verdict, result.unchecked) == (Verdict.EQUAL, unchecked)
 
 
 def test_the_last_token_counts() -> None:

@@ -37,6 +37,36 @@ class World:
     requests: list[dict[str, Any]] = field(default_factory=list)
 
 
+class Letters:
+    """A tokenizer and its detokenizer: each id is a character, and a first space is dropped."""
+
+    text = ""
+
+    @property
+    def detokenizer(self) -> Letters:
+        return Letters()
+
+    def add_token(self, token: int) -> None:
+        self.text = (self.text + chr(token)).removeprefix(" ")
+
+    def finalize(self) -> None:
+        pass
+
+    def decode(self, ids: list[int]) -> str:
+        return "".join(map(chr, ids))
+
+
+def fake_loaded() -> Any:
+    """A model of which only the tokenizer is there."""
+
+    def encode(text: str) -> list[int]:
+        return [*map(ord, text)]
+
+    return SimpleNamespace(
+        eos_ids=frozenset({0}), encode=encode, encode_bare=encode, tokenizer=Letters()
+    )
+
+
 @pytest.fixture
 def world(monkeypatch: pytest.MonkeyPatch) -> World:
     """Servers and clients made of paper."""
@@ -84,7 +114,7 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
 @pytest.fixture
 def oracle(world: World, tmp_path: Path) -> Iterator[References]:
     """References on the fake servers, and on an engine whose plain stream is scripted."""
-    loaded: Any = SimpleNamespace(eos_ids=frozenset({0}), encode=list, encode_bare=list)
+    loaded = fake_loaded()
     models = Models("dense", Path("target"), Path("draft"))
     rounds = (Round((1,), 1, (97, 98)),)
     plain = answer((97, 98), origin="engine", trace=Trace((True,), ((1, 1),)), rounds=rounds)
@@ -118,7 +148,7 @@ def test_what_was_asked_ahead_is_not_asked_again(oracle: References, world: Worl
 
 def test_questions_nobody_waits_for_do_not_outlive_the_run(world: World, tmp_path: Path) -> None:
     """Ctrl-C: what is queued is dropped, and the servers stop whatever they were doing."""
-    loaded: Any = SimpleNamespace(eos_ids=frozenset({0}), encode=list, encode_bare=list)
+    loaded = fake_loaded()
     models = Models("dense", Path("target"), Path("draft"))
     with References(models, loaded, loaded, FakeSubject({}), tmp_path) as oracle:
         oracle.ask_ahead(replace(case(), prompt=str(number)) for number in range(1000))
@@ -210,3 +240,29 @@ def test_the_plain_stream_is_another_run_and_has_no_trace(oracle: References) ->
     """lossless-sampled: what a drafter did is compared with nothing here."""
     expected = oracle.expected(case(sampling=TOP_P, source=Source.OWN_PLAIN))
     assert (expected.trace, expected.rounds) == (None, ())
+
+
+def test_what_the_served_ids_decode_to_is_known_too(oracle: References, world: World) -> None:
+    """D21: at a stop the server drops a last space; it never serves a first one."""
+    world.says = replace(
+        COMPLETION, tokens=(32, 97, 32), text="a", finish_reason="stop", logprobs=(-0.5,) * 3
+    )
+    expected = oracle.expected(case())
+    assert (expected.text, expected.decodings) == ("a", ("a ", " a "))
+
+
+def test_a_server_may_start_before_it_is_asked(oracle: References, world: World) -> None:
+    """It is started once, and stopped though nobody asked."""
+    oracle.start_ahead(Source.SERVER)
+    oracle.expected(case())
+    assert world.started == [None]
+
+
+def test_a_server_that_cannot_start_ahead_is_known_to_whoever_asks(
+    oracle: References, world: World
+) -> None:
+    world.fails_to_start = True
+    oracle.start_ahead(Source.SERVER)
+    with pytest.raises(Unusable, match="port 80 is in use"):
+        oracle.expected(case())
+    assert len(world.started) == 1

@@ -73,6 +73,17 @@ def test_an_oracle_that_breaks_off_is_not_the_engines_fault() -> None:
         run_case(server, oracle, FakeSubject({0: answer()}), FakeMeter(None), EXACT)
 
 
+@pytest.mark.parametrize("after", [0, 2])
+def test_a_subject_that_is_gone_ends_the_run(after: int) -> None:
+    """A server that breaks off says nothing about its answers, in the middle of a case neither."""
+    subject = FakeSubject(
+        {0: answer((97, 120, 99), origin="subject"), after: Unusable("no whole answer")}
+    )
+    meter = FakeMeter(Measure(1e-4, 0.0, 1.0))
+    with pytest.raises(Unusable, match="no whole answer"):
+        run_case(case(), FakeOracle(answer()), subject, meter, LOOSE)
+
+
 def test_after_a_tie_the_engine_is_given_the_oracles_tokens() -> None:
     """Teacher forcing: the prefix measured and the prefix given are the oracle's."""
     expected = answer((97, 98, 99, 100))

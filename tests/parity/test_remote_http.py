@@ -1,0 +1,233 @@
+"""How answers of a subject come and are read, and that what goes wrong is one line."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from parity.errors import BadInput, Unusable
+from parity.remote import http as limits
+from parity.remote.address import Address, address
+from parity.remote.capabilities import RAW, Endpoint, find, first_accepted
+from parity.remote.http import Http, base_of
+from parity.remote.reading import Unreadable, read_events, read_whole
+from parity.remote.sse import EventReader
+from tests.parity.altered import Script, altered
+
+SAID = {"choices": [{"text": "ab", "finish_reason": "stop"}]}
+
+
+def events_of(chunks: list[bytes]) -> list[str]:
+    reader = EventReader()
+    return [event for chunk in chunks for event in reader.feed(chunk)] + reader.close()
+
+
+@st.composite
+def streams(draw: st.DrawFn) -> tuple[list[str], bytes]:
+    """Events of some lines each, and bytes that carry them with comments and any line ends."""
+    line = st.text(st.characters(exclude_characters="\r\n", codec="utf-8"), max_size=5)
+    events = draw(st.lists(st.lists(line, min_size=1, max_size=3), max_size=4))
+    text, end = "", draw(st.sampled_from(("\n", "\r\n", "\r")))
+    for lines in events:
+        for one in lines:
+            text += draw(st.sampled_from(("", f": comment{end}", f"id: 7{end}", f":{end}")))
+            # One space behind the colon belongs to the format, and may be missing.
+            space = " " if one.startswith(" ") else draw(st.sampled_from(("", " ")))
+            text += f"data:{space}{one}{end}"
+        text += end * draw(st.integers(1, 2))
+    return ["\n".join(lines) for lines in events], text.encode()
+
+
+@given(streams(), st.data())
+def test_events_are_the_same_however_the_bytes_are_cut(
+    stream: tuple[list[str], bytes], data: st.DataObject
+) -> None:
+    """Characters, line ends and events may all come apart."""
+    expected, raw = stream
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(raw)), max_size=8)))
+    chunks = [raw[a:b] for a, b in zip([0, *cuts], [*cuts, len(raw)], strict=True)]
+    assert events_of(chunks) == expected
+    assert events_of([bytes([one]) for one in raw]) == expected
+
+
+def test_an_event_that_nothing_ends_is_given_out_at_the_close() -> None:
+    """Some servers leave out the last empty line."""
+    assert events_of([b"data: a\n\ndata: b"]) == ["a", "b"]
+
+
+def test_what_is_not_there_is_not_told() -> None:
+    """Lenient about what a server offers."""
+    said = read_whole(SAID)
+    assert (said.text, said.finish_reason) == ("ab", "stop")
+    told = (said.ids, said.logprobs, said.prompt_tokens, said.completion_tokens)
+    assert told == (None, None, None, None)
+
+
+@pytest.mark.parametrize(
+    ("choice", "ids", "logprobs"),
+    [
+        ({"logprobs": {"content": [{"id": 7, "logprob": -1}]}}, (7,), (-1.0,)),
+        ({"logprobs": {"content": [{"token": "a", "logprob": -1}]}}, None, (-1.0,)),
+        ({"logprobs": {"token_logprobs": [-2.5]}, "token_ids": [9]}, (9,), (-2.5,)),
+        ({"logprobs": None}, None, None),
+    ],
+)
+def test_ids_and_log_probabilities_are_read_where_servers_put_them(
+    choice: dict[str, Any], ids: object, logprobs: object
+) -> None:
+    """mlx_lm and llama.cpp, OpenAI's chat, vLLM's completions."""
+    said = read_whole({"choices": [{**SAID["choices"][0], **choice}]})
+    assert (said.ids, said.logprobs) == (ids, logprobs)
+
+
+@pytest.mark.parametrize(
+    ("body", "names"),
+    [
+        ([], "the answer is list"),
+        ({"choices": 3}, "exactly 1 choice"),
+        ({"choices": []}, "exactly 1 choice"),
+        ({"choices": [7]}, "the choice is int"),
+        ({"choices": [{"finish_reason": "stop"}]}, "the message is NoneType"),
+        ({"choices": [{"text": 5, "finish_reason": "stop"}]}, "the text is int"),
+        ({"choices": [{"text": "\ud800", "finish_reason": "stop"}]}, "no UTF-8 form"),
+        ({"choices": [{"text": "a"}]}, "finish_reason is None"),
+        ({"choices": [{"text": "a", "finish_reason": 3}]}, "finish_reason is 3"),
+        ({**SAID, "usage": {"prompt_tokens": -1}}, "prompt_tokens is '-1'"),
+        ({**SAID, "usage": {"completion_tokens": True}}, "completion_tokens is 'True'"),
+        ({**SAID, "usage": []}, "the usage is list"),
+        ({"choices": [{**SAID["choices"][0], "token_ids": 4}]}, "token_ids is int"),
+        ({"choices": [{**SAID["choices"][0], "token_ids": ["a"]}]}, "a token id is 'a'"),
+        ({"choices": [{**SAID["choices"][0], "logprobs": []}]}, "the logprobs is list"),
+        ({"choices": [{**SAID["choices"][0], "logprobs": {"content": 1}}]}, "content is int"),
+        (
+            {"choices": [{**SAID["choices"][0], "logprobs": {"token_logprobs": ["x"]}}]},
+            "a log-probability is 'x'",
+        ),
+        (
+            {"choices": [{**SAID["choices"][0], "logprobs": {"token_logprobs": [10**400]}}]},
+            "beyond any float",
+        ),
+    ],
+)
+def test_what_is_there_must_make_sense(body: Any, names: str) -> None:
+    """Strict about what it says."""
+    with pytest.raises(Unreadable, match=names):
+        read_whole(body)
+
+
+def test_events_without_an_end_are_no_answer() -> None:
+    """A connection that closes in the middle is not an answer that ended there."""
+    part = {"choices": [{"text": "a", "finish_reason": None}]}
+    with pytest.raises(Unreadable, match="break off"):
+        read_events([part], complete=False)
+    whole = [part, {"choices": [{"text": "b", "finish_reason": "length"}]}]
+    assert read_events(whole, complete=False).text == "ab"
+    with pytest.raises(Unreadable, match="finish_reason is None"):
+        read_events([part], complete=True)
+
+
+WAYS = {
+    "stall": "no whole answer within 0.5 s",
+    "drip": "no whole answer within 0.5 s",
+    "close": "no whole answer",
+    "garbage": "not JSON: <html>It works!</html>",
+    "shape": "does not hold exactly 1 choice",
+    "events": "not JSON: {oops",
+    "error": "status 500: out of memory",
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_what_goes_wrong_is_one_line_with_url_question_and_answer(way: str) -> None:
+    """The whole request has one deadline: a server that drips bytes does not outlast it."""
+    with altered(Script(fails=lambda _: way)) as url:
+        asked_s = time.monotonic()
+        with pytest.raises(Unusable) as raised:
+            Endpoint(RAW, "m").ask(Http(url, 0.5), "Once", 3)
+        took_s = time.monotonic() - asked_s
+    line = str(raised.value)
+    assert "\n" not in line
+    assert line.startswith(f"subject {url}: POST /v1/completions (prompt 'Once'): ")
+    assert WAYS[way] in line
+    assert took_s < 3.0
+
+
+def test_an_answer_has_a_largest_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody fills our memory."""
+    monkeypatch.setattr(limits, "MAX_BYTES", 20)
+    with altered(Script()) as url, pytest.raises(Unusable, match="longer than 20 bytes"):
+        Endpoint(RAW, "m").ask(Http(url, 5.0), "Once", 3)
+
+
+def test_nobody_at_the_address_is_one_line() -> None:
+    """Before any model is loaded."""
+    with pytest.raises(Unusable, match=r"subject http://127\.0\.0\.1:1: connecting: .*refused"):
+        Http("http://127.0.0.1:1", 5.0).reach()
+
+
+def test_refused_fields_are_not_asked_for_again() -> None:
+    """A 4xx for an optional field means that it is not offered."""
+    script = Script(refuses=("logprobs", "return_token_ids", "stream", "seed"))
+    with altered(script) as url:
+        http = Http(url, 5.0)
+        found = find(http, first_accepted(http, None), needs_chat=False)
+        script.seen.clear()
+        found.endpoint.ask(http, "Once", 3)
+    rows = {row.name: (row.value, row.note) for row in found.rows}
+    assert rows["streaming"] == ("no", "status 400: unknown field stream")
+    assert rows["seed"] == ("no", "status 400: unknown field seed")
+    assert rows["log-probabilities"][0] == rows["ids in answers"][0] == "no"
+    assert {"model", "prompt", "max_tokens", "temperature"} == script.seen[0][1].keys()
+
+
+def test_a_model_that_is_unknown_everywhere_ends_the_run() -> None:
+    """Both endpoints are tried, and both reasons are given."""
+    script = Script(lacks=("/v1/completions", "/v1/chat/completions"))
+    with altered(script) as url, pytest.raises(Unusable) as raised:
+        first_accepted(Http(url, 5.0), "llama")
+    assert str(raised.value).count("model 'llama': status 404: no such path") == 2
+
+
+@pytest.mark.parametrize("url", ["localhost:80", "ftp://x", "", "http://", "http://[::1"])
+def test_an_address_is_an_address(url: str) -> None:
+    with pytest.raises(BadInput, match="--subject"):
+        base_of(url)
+
+
+def test_an_address_may_end_in_v1() -> None:
+    """As SDKs write it."""
+    assert base_of("http://h:1/v1/") == base_of("http://h:1") == "http://h:1"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "names"),
+    [
+        (("engine", "x", None, None), "--subject-command is for a subject that is a server"),
+        ((None, None, "m", None), "--subject-model is for"),
+        ((None, None, None, 3.0), "--timeout is for"),
+        (("http://h:1", None, None, 0.0), "--timeout must be a number of seconds above 0, got 0"),
+        (("http://h:1", None, None, float("nan")), "got nan"),
+        ((None, "python x", None, None), r"without \{port\} needs --subject URL"),
+        ((None, "no-such-program {port}", None, None), "no program 'no-such-program'"),
+        ((None, "python '{port}", None, None), "No closing quotation"),
+        ((None, " ", None, None), "is empty"),
+    ],
+)
+def test_options_of_a_subject_go_together(arguments: tuple[Any, ...], names: str) -> None:
+    with pytest.raises(BadInput, match=names):
+        address(*arguments)
+
+
+def test_the_engine_is_the_default_subject() -> None:
+    assert address(None, None, None, None) is address("engine", None, None, None) is None
+    at = address("http://h:1/v1", "python {port}", "m", 3.0)
+    assert at == Address("http://h:1", "python {port}", "m", 3.0)
+    assert json.dumps(at.options) == (
+        '["--subject", "http://h:1", "--subject-command", "python {port}", '
+        '"--subject-model", "m", "--timeout", "3"]'
+    )
