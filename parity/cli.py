@@ -6,15 +6,12 @@ import json
 import os
 import signal
 import sys
-import tempfile
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Annotated, NoReturn
 
 import typer
-from rich.console import Console
-from rich.progress import Progress
 from typer.exceptions import TyperException
 
 from parity.cases import (
@@ -36,10 +33,7 @@ from parity.report.words import (
     INTERRUPTED,
     SOME_DIFFERENT,
     UNUSABLE,
-    Setting,
-    exit_code,
 )
-from parity.runner import CaseResult, Claim, by_prompt, claims, in_running_order
 from parity.selection import parse, shard
 
 app = typer.Typer(
@@ -122,6 +116,13 @@ def run(
     json_file: Annotated[
         Path | None, typer.Option("--json", metavar="FILE", help="Write all results to FILE.")
     ] = None,
+    junit_file: Annotated[
+        Path | None, typer.Option("--junit", metavar="FILE", help="Write JUnit XML to FILE.")
+    ] = None,
+    report: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Write a page, JSON, JUnit XML and Markdown into DIR."),
+    ] = None,
     part: Annotated[
         str | None, typer.Option("--shard", metavar="i/n", help="Only every n-th case, from i.")
     ] = None,
@@ -172,10 +173,8 @@ def run(
         cases = shard(cases, part)
     if not cases:
         raise BadInput("no case is left to run: the options exclude each other")
-    if json_file is not None:
-        check_writable(json_file)
     whole = target is None and len(cases) == len(catalogue())
-    return partial(_run, cases, models_of, json_file, at, whole=whole)
+    return partial(_run, cases, models_of, at, (json_file, junit_file, report), whole=whole)
 
 
 @app.command()
@@ -216,20 +215,6 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     sys.exit(code)
 
 
-def check_writable(file: Path) -> None:
-    """Refuse a file that cannot be written before anything runs for it."""
-    folder = file.absolute().parent
-    if not folder.is_dir():
-        raise BadInput(f"--json {file}: its folder does not exist")
-    if file.exists() and not file.is_file():
-        raise BadInput(f"--json {file}: is no regular file")
-    try:
-        with tempfile.TemporaryFile(dir=folder):
-            pass
-    except OSError as error:
-        raise BadInput(f"--json {file}: cannot be written: {error.strerror}") from error
-
-
 def _leave(line: str, code: int) -> NoReturn:
     print(f"parity: {line}", file=sys.stderr)
     sys.exit(code)
@@ -264,56 +249,17 @@ def _narrowed(
 def _run(
     cases: Sequence[Case],
     models_of: Callable[[str], Models],
-    json_file: Path | None,
     at: Address | None,
+    paths: tuple[Path | None, Path | None, Path | None],
     *,
     whole: bool,
 ) -> int:
     # Loading MLX takes a second, which a mistyped option need not wait for.
-    from parity.remote.session import open_remote
-    from parity.report.document import document, write
-    from parity.report.environment import environment, sources_digest
-    from parity.report.table import capability_table, show, verdict_line
-    from parity.session import open_session
+    from parity.running import Outputs, execute
 
-    results: list[CaseResult] = []
-    settings: dict[str, Setting] = {}
-    claimed: tuple[Claim, ...] = ()
-    not_checked: tuple[str, ...] = ()
-    console = Console(width=None if sys.stdout.isatty() else 110)
-    stderr = Console(stderr=True)
-    with Progress(console=stderr, disable=not stderr.is_terminal, transient=True) as progress:
-        task = progress.add_task("comparing", total=len(cases))
-        for model in dict.fromkeys(case.cell.model for case in cases):
-            models = models_of(model)
-            ordered = in_running_order(case for case in cases if case.cell.model == model)
-            if not models.brought_along:
-                ordered = by_prompt(ordered)
-            opened = open_session(models) if at is None else open_remote(models, at, ordered)
-            with opened as session:
-                settings[model] = session.setting
-                begun = session.begin(ordered)
-                if session.capabilities:
-                    console.print(capability_table(session.capabilities))
-                progress.update(task, total=len(cases) - len(ordered) + len(begun))
-                for case in begun:
-                    results.append(session.run(case))
-                    progress.advance(task)
-                    if not models.brought_along:
-                        print(verdict_line(results[-1]), flush=True)
-                claimed += session.claims(results)
-                not_checked += session.not_checked(results)
-                session.references.check_alive()
-    claimed += claims(results) if whole else ()
-    made_with = environment()
-    show(results, claimed, made_with, settings, console, not_checked)
-    if json_file is not None:
-        made = document(results, claimed, made_with, sources_digest(), settings)
-        try:
-            write(json_file, made)
-        except OSError as error:
-            raise Unusable(f"--json {json_file}: not written: {error.strerror}") from error
-    return exit_code(results, claimed)
+    outputs = Outputs(*paths)
+    outputs.check()
+    return execute(cases, models_of, at, outputs, whole=whole)
 
 
 def _list(expression: str | None, *, as_json: bool) -> int:
