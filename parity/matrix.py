@@ -68,6 +68,7 @@ class Plan:
     """All cells of one model.
 
     `claims_ends`: its answers to some kinds of prompt must end as `FINISHES` says.
+    `traced`: whether it can be afforded to run mlx-lm's generators for their rounds as well.
     `extra` are its named cases; `on_demand` plans run only when a selector names them.
     """
 
@@ -75,6 +76,7 @@ class Plan:
     blocks: tuple[Block, ...]
     extra: tuple[Extra, ...] = ()
     claims_ends: bool = False
+    traced: bool = True
     on_demand: bool = False
 
 
@@ -209,6 +211,7 @@ def decide(
     *,
     max_tokens: int = MAX_TOKENS,
     claims_ends: bool = False,
+    traced: bool = True,
 ) -> Case | Empty | Hole:
     """Fill one cell by the first rule that matches it."""
     for rule in rules:
@@ -220,8 +223,8 @@ def decide(
                 cell,
                 prompt,
                 rule.source,
-                rule.law,
-                rule.traced,
+                rule.law if traced else rule.law.removesuffix(", oracle-trace"),
+                rule.traced and traced,
                 max_tokens,
                 finish=FINISHES.get(cell.kind) if ends else None,
             )
@@ -250,6 +253,7 @@ def cells(plan: Plan, rules: Sequence[Rule] = RULES) -> tuple[Case | Empty | Hol
             rules,
             max_tokens=block.max_tokens,
             claims_ends=plan.claims_ends,
+            traced=plan.traced,
         )
         for block in plan.blocks
         for way in block.ways

@@ -102,9 +102,9 @@ def smollm2(model: str = SMOLLM2, *, on_demand: bool = False) -> Plan:
         for one in kept["chat"]
     )
     tokens = len(kept["prompts"][0]["ids"])
-    chat_ways = (Way("serial", "off", 0, GREEDY), Way("serial", "two-model", 3, GREEDY))
-    blocks = (Block(ways_of(GREEDY), texts, tokens), Block(chat_ways, chats, tokens))
-    return Plan(model, blocks, on_demand=on_demand)
+    plain = (Way("serial", "off", 0, GREEDY),)
+    blocks = (Block(ways_of(GREEDY), texts, tokens), Block(plain, chats, tokens))
+    return Plan(model, blocks, traced=False, on_demand=on_demand)
 
 
 def given(prompts: Sequence[Prompt], max_tokens: int, depth: int) -> Plan:

@@ -148,8 +148,10 @@ def _run_model(
     console: Console,
     advance: Callable[[], None],
 ) -> None:
-    """Run the cases of one model. One that was named on the command line is watched: its first
-    verdicts come soon, and each is printed as it falls.
+    """Run the cases of one model.
+
+    One that was named on the command line is watched: its first verdicts come soon, and each is
+    printed as it falls.
     """
     watched = not models.brought_along
     ordered = by_prompt(cases) if watched else cases
