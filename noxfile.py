@@ -58,6 +58,14 @@ def review(session: nox.Session) -> None:
 
 
 @nox.session
+def bench(session: nox.Session) -> None:
+    """Ratios to mlx-lm, `-- --json FILE` keeps every pair; then single operations in seconds."""
+    session.install("-e", ".[test]")
+    session.run("python", "-m", "parity.bench", *session.posargs, env=ENV)
+    session.run("pytest", "parity/bench", "-q", env=ENV)
+
+
+@nox.session
 def fixtures(session: nox.Session) -> None:
     """`-- --check` compares the committed files with the manifest; `-- --out DIR` trains anew."""
     session.install("-e", ".[test]")

@@ -6,7 +6,7 @@ Prefill, then rounds of draft, verify, accept, resolve and commit, then the toke
 from __future__ import annotations
 
 from collections.abc import Generator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import mlx.core as mx
 
@@ -143,11 +143,11 @@ class _Collector:
 
     def __init__(self, stream: TextStream) -> None:
         self._stream = stream
-        self._taken: list[TokenEvent] = []
+        self._taken: list[tuple[int, float, bool, int]] = []
         self._ready: list[TokenEvent] = []
 
     def take(self, token: int, logprob: float, *, from_draft: bool, round: int) -> bool:
-        self._taken.append(TokenEvent(token, "", logprob, from_draft, round))
+        self._taken.append((token, logprob, from_draft, round))
         self._add(self._stream.push(token))
         return not self._stream.stopped
 
@@ -166,10 +166,10 @@ class _Collector:
         ended_by_eos = row.end == "stop" and not self._stream.stopped
         return Finish(
             reason="length" if row.end == "length" else "stop",
-            tokens=tuple(event.token for event in content),
+            tokens=tuple(token for token, *_ in content),
             text=self._stream.text,
             tail=self._stream.tail,
-            logprobs=tuple(event.logprob for event in content),
+            logprobs=tuple(logprob for _, logprob, *_ in content),
             usage=Usage(len(request.prompt), len(self._taken) + ended_by_eos),
             rounds=tuple(row.trace),
             statistics=Statistics.of(row.trace, prefill_forwards=forwards),
@@ -177,4 +177,6 @@ class _Collector:
         )
 
     def _add(self, pieces: list[Piece]) -> None:
-        self._ready += [replace(self._taken[p.index], text=p.text) for p in pieces]
+        for piece in pieces:
+            token, logprob, from_draft, number = self._taken[piece.index]
+            self._ready.append(TokenEvent(token, piece.text, logprob, from_draft, number))

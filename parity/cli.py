@@ -193,12 +193,13 @@ def review(
     return partial(_review, base)
 
 
-def main(arguments: Sequence[str] | None = None) -> NoReturn:
+def main(arguments: Sequence[str] | None = None, application: typer.Typer = app) -> NoReturn:
     """Run a command and exit. What cannot be run is one line on stderr and exit 2."""
     # Asked to end, leave through the blocks that stop servers and remove logs.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
-        command = app(list(sys.argv[1:] if arguments is None else arguments), standalone_mode=False)
+        words = list(sys.argv[1:] if arguments is None else arguments)
+        command = application(words, standalone_mode=False)
         # --help has printed and left a code.
         code = command if isinstance(command, int) else command()
         sys.stdout.flush()
