@@ -28,7 +28,7 @@ from parity.runner import CaseResult, Claim
 from tests.parity.altered import Body, Script, altered, drop_ids, tell_only_text
 
 ROOT = Path(__file__).parent.parent.parent
-NUM_TOKENS = 10
+NUM_TOKENS = 14  # one of the prompts below ends by itself after 13
 PROMPTS = (Text("town", "In Tolm there is a lot o"), Text("boat", "Q: Who sails the boat?\nA:"))
 CHAT = (Message("user", "Tell me about Karin."),)
 
@@ -198,6 +198,56 @@ def test_another_text_parts_at_the_oracle_s_token(judge: Judge) -> None:
     assert failure.measure is not None
     assert failure.measure.margin > 0.01
     assert f"position {position}: expected" in run.said[0]
+
+
+def as_vllm(request: Body, answer: Body) -> None:
+    """Ids for those who ask, and log-probabilities as completions had them of old."""
+    for choice in answer["choices"]:
+        entries = choice.pop("logprobs", {"content": []})["content"]
+        if request.get("return_token_ids"):
+            choice["token_ids"] = [entry["id"] for entry in entries]
+        choice["logprobs"] = {"token_logprobs": [entry["logprob"] for entry in entries]}
+
+
+def as_openai(_: Body, answer: Body) -> None:
+    """Log-probabilities of tokens without ids."""
+    for choice in answer["choices"]:
+        for entry in choice.get("logprobs", {"content": []})["content"]:
+            entry["token"] = chr(entry.pop("id"))
+
+
+@pytest.mark.parametrize(
+    ("change", "unchecked"), [(as_vllm, ()), (as_openai, ("ids",))], ids=["vllm", "openai"]
+)
+def test_other_servers_dialects_are_understood(
+    judge: Judge, change: Callable[[Body, Body], None], unchecked: tuple[str, ...]
+) -> None:
+    """An EOS at the end is told along, and is no content."""
+    run = judge(Script(change=change), "once", prompts=PROMPTS)
+    assert run.are_all_equal
+    assert {result.comparison.unchecked for result in run.results} == {unchecked}
+    assert all(r.comparison.logprob_difference is not None for r in run.results)
+    ends = {r.actual.finish_reason for r in run.results if r.actual is not None}
+    assert ends == {"length", "stop"}
+    assert run.unmet == {}
+
+
+@pytest.mark.parametrize("change", [lambda *_: None, drop_ids])
+def test_a_first_space_that_the_oracle_drops_is_right_and_counted(
+    judge: Judge, change: Callable[[Body, Body], None]
+) -> None:
+    """D21: the ids say " The sailor.", and mlx_lm.server serves it without its space."""
+
+    def spaced(request: Body, answer: Body) -> None:
+        change(request, answer)
+        if request["max_tokens"] == NUM_TOKENS:
+            answer["choices"][0]["text"] = " " + answer["choices"][0]["text"]
+
+    run = judge(Script(change=spaced), "once", prompts=PROMPTS[1:])
+    assert run.are_all_equal
+    (said,) = run.results[0].comparison.deviations
+    assert said.startswith("D21: the text is ' The")
+    assert "known deviation D21" in run.said[0]
 
 
 def longer(answer: Body) -> None:

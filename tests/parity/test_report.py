@@ -131,3 +131,12 @@ def test_a_document_that_cannot_be_written_leaves_nothing_behind(tmp_path: Path)
     with pytest.raises(TypeError):
         write(tmp_path / "run.json", {"not": json})
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_known_deviation_is_said_and_counted() -> None:
+    """It excuses a case, and not in silence."""
+    excused = result(Verdict.EQUAL)
+    excused = replace(excused, comparison=replace(excused.comparison, deviations=("D21: x",)))
+    (sentence,) = sentences(excused, SETTING)
+    assert "known deviation D21: x" in sentence
+    assert ", 1 deviations, " in closing_line([excused], ())
