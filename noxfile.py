@@ -13,11 +13,18 @@ ENV = {"MLX_ENABLE_TF32": "0"}
 
 @nox.session
 def parity(session: nox.Session) -> None:
-    """The main job: the matrix against mlx_lm.server, then its snapshots."""
+    """The main job: the matrix against mlx_lm.server, then its snapshots.
+
+    Arguments behind `--` go to the run.
+    """
     session.install("-e", ".[test]")
-    results = f"{session.create_tmp()}/parity.json"
+    report = str(Path(session.create_tmp(), "report").resolve())
     session.run("python", "-m", "parity", "list", "--coverage", env=ENV)
-    session.run("python", "-m", "parity", "run", "--json", results, *session.posargs, env=ENV)
+    session.run("python", "-m", "parity", "run", "--report", report, *session.posargs, env=ENV)
+    session.log(f"the report: {report}/index.html")
+    if session.posargs:
+        session.skip("snapshots are compared by runs of the whole matrix")
+    results = f"{report}/report.json"
     session.run(
         "pytest", "parity", "-q", "--parity-results", results, "--snapshot-no-cleanup", env=ENV
     )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -21,7 +20,7 @@ from parity.remote.session import open_remote
 from parity.report import junit
 from parity.report.document import document, write
 from parity.report.environment import environment, sources_digest
-from parity.report.files import write_whole
+from parity.report.files import check_writable, write_whole
 from parity.report.table import capability_table, show, verdict_line
 from parity.report.words import Setting, exit_code
 from parity.report.write import write_report
@@ -69,20 +68,6 @@ class Outputs:
                 step(path)
             except OSError as error:
                 raise Unusable(f"{option} {path}: not written: {error.strerror}") from error
-
-
-def check_writable(option: str, file: Path) -> None:
-    """Refuse a file whose folder is missing or closed, or that is no regular file."""
-    folder = file.absolute().parent
-    if not folder.is_dir():
-        raise BadInput(f"{option} {file}: its folder does not exist")
-    if file.exists() and not file.is_file():
-        raise BadInput(f"{option} {file}: is no regular file")
-    try:
-        with tempfile.TemporaryFile(dir=folder):
-            pass
-    except OSError as error:
-        raise BadInput(f"{option} {file}: cannot be written: {error.strerror}") from error
 
 
 @dataclass(slots=True)

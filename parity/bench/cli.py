@@ -12,9 +12,10 @@ import typer
 from rich.console import Console
 
 import fixtures
-from parity.cli import Command, check_writable
+from parity.cli import Command
 from parity.cli import main as run_application
 from parity.errors import BadInput, Unusable
+from parity.report.files import check_writable
 
 app = typer.Typer(
     add_completion=False,
@@ -48,7 +49,7 @@ def bench(
     if unknown := set(only or ()) - {"P1", "P2", "P12"}:
         raise BadInput(f"--only {min(unknown)}: the goals are P1, P2 and P12")
     if json_file is not None:
-        check_writable(json_file)
+        check_writable("--json", json_file)
     return partial(_bench, only, pairs, tokens, json_file)
 
 

@@ -22,7 +22,6 @@ from engine.rounds import Rounds, Row
 from engine.sampling import Greedy, RowSampling
 from parity.bench.pairs import Side
 from parity.errors import Unusable
-from parity.models import DRAFT, TARGET
 
 Ids = tuple[int, ...]
 Loop = Callable[[Ids, int], list[int]]
@@ -148,6 +147,6 @@ def timed(loop: Loop, prompts: Sequence[Ids], expected: Sequence[list[int]], bud
 
 def load_fixtures() -> Models:
     """The dense fixture and its draft model."""
-    target = Target.load(fixtures.target_dir(TARGET))
-    draft = Target.load(fixtures.drafter_dir(DRAFT))
+    target = Target.load(fixtures.target_dir("dense"))
+    draft = Target.load(fixtures.drafter_dir("dense-draft"))
     return Models(target, draft, TwoModelProvider(draft, target))
