@@ -24,11 +24,12 @@ TARGET = fixtures.target_dir("dense")
 FEW = ("--target", str(TARGET), "--max-tokens", "12", "-k", "capital and (once or stream)")
 
 
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """A run to its end."""
+def run(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """A run to its end, with further variables in its environment."""
     return subprocess.run(
         [sys.executable, "-m", "parity", "run", *arguments],
         cwd=ROOT,
+        env={**os.environ, **variables},
         capture_output=True,
         text=True,
         check=False,
@@ -129,10 +130,11 @@ def test_equal_answers_of_another_model_are_not_enough(upstream: Server) -> None
         ("garbage", "not JSON: <html>It works!</html>"),
     ],
 )
-def test_a_server_that_is_none_is_one_line(way: str, says: str) -> None:
-    """Exit 2, nothing on stdout."""
+def test_a_server_that_is_none_is_one_line(way: str, says: str, tmp_path: Path) -> None:
+    """Exit 2, nothing on stdout, no log left behind that nobody names."""
     with altered(Script(fails=lambda _: way)) as url:
-        done = run(*FEW, "--subject", url, "--timeout", "2")
+        done = run(*FEW, "--subject", url, "--timeout", "2", TMPDIR=str(tmp_path))
+    assert not list(tmp_path.glob("mlx-parity-*"))
     assert (done.returncode, done.stdout) == (2, "")
     (line,) = done.stderr.splitlines()
     assert line.startswith(f"parity: subject {url}: POST /v1/completions (prompt ")
