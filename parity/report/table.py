@@ -14,7 +14,7 @@ from parity.compare import Verdict
 from parity.report.words import Setting, closing_line, sentences
 from parity.runner import CaseResult, Claim
 
-Row = tuple[str, str, str, int, str]
+Row = tuple[str, str, str, str, str]
 
 
 def show(
@@ -87,7 +87,9 @@ def summary(results: Sequence[CaseResult]) -> Table:
 
 def _row(result: CaseResult) -> Row:
     cell = result.case.cell
-    return cell.model, cell.style or cell.lane, cell.drafter, cell.depth, cell.sampling.label
+    if cell.style is not None:  # what a server drafts with is its own
+        return cell.model, cell.style, "", "", cell.sampling.label
+    return cell.model, cell.lane, cell.drafter, str(cell.depth), cell.sampling.label
 
 
 def _count(results: Sequence[CaseResult], verdict: Verdict) -> int:

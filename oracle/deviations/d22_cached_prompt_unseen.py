@@ -1,0 +1,37 @@
+"""With a seed, penalties of mlx_lm.server do not see the part of a prompt that comes from its cache."""
+import http.client, json, pathlib, socket, subprocess, sys, tempfile, time
+import mlx.core as mx
+from mlx.utils import tree_flatten
+from mlx_lm.models.llama import Model, ModelArgs
+from tokenizers import Tokenizer, models
+from transformers import PreTrainedTokenizerFast
+
+config = dict(model_type="llama", hidden_size=8, intermediate_size=8, num_hidden_layers=1,
+              num_attention_heads=1, rms_norm_eps=1e-5, vocab_size=8, tie_word_embeddings=False)
+weights = dict(tree_flatten(Model(ModelArgs(**config)).parameters()))
+weights["model.embed_tokens.weight"] = 99 * mx.eye(8)
+weights["lm_head.weight"] = mx.eye(8, k=-1)  # whatever came before, b follows a, c follows b, ...
+def ask():
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    body = {"prompt": "eabcd", "max_tokens": 1, "seed": 1,  # e would follow d, but stands there
+            "presence_penalty": 99, "presence_context_size": 8, "logit_bias": {"7": -999}}
+    connection.request("POST", "/v1/completions", json.dumps(body))
+    return json.load(connection.getresponse())["choices"][0]["text"]
+
+with tempfile.TemporaryDirectory() as folder:
+    mx.save_safetensors(f"{folder}/model.safetensors", weights)
+    pathlib.Path(folder, "config.json").write_text(json.dumps(config))
+    tokenizer = Tokenizer(models.BPE(vocab=dict(zip("abcdefg$", range(8))), merges=[]))
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="$").save_pretrained(folder)
+    port = socket.create_server(("127.0.0.1", 0)).getsockname()[1]
+    command = [sys.executable, "-m", "mlx_lm", "server", "--model", folder, "--port", str(port)]
+    with subprocess.Popen(command, stderr=subprocess.DEVNULL) as server:
+        try:
+            for _ in range(600):  # until it listens
+                if not socket.socket().connect_ex(("127.0.0.1", port)): break
+                time.sleep(0.1)
+            first = ask()
+            print("expected:", [first, first])
+            print("actual:  ", [first, ask()])
+        finally:
+            server.kill()
