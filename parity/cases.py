@@ -92,7 +92,7 @@ GREEDY = Sampling("greedy", "greedy", seed=1)
 
 # Different contexts, so that one size in place of another shows. The ids are a letter and the
 # space of the fixtures' tokenizer; any vocabulary has them.
-ALL_PENALTIES = Penalties(1.3, 40, 0.5, 6, 0.4, 12, ((106, -2.0), (37, 1.5)))
+ALL_PENALTIES = Penalties(1.5, 40, 2.0, 6, 1.0, 12, ((106, -4.0), (37, 2.0)))
 
 # Each under both random policies.
 _SAMPLED = (
@@ -112,12 +112,13 @@ SAMPLINGS: tuple[Sampling, ...] = (
 
 PENALTIES = Sampling("penalties", "greedy", 2, penalties=ALL_PENALTIES)
 
-# One field each: a penalty that is left out cannot hide behind another.
+# One field each: a penalty that is left out cannot hide behind another. Strong enough to change
+# most texts of the fixture, which is a claim of the matrix.
 SINGLES: tuple[Sampling, ...] = (
-    Sampling("repetition-penalty", "greedy", 3, penalties=Penalties(repetition_penalty=1.4)),
-    Sampling("presence-penalty", "greedy", 4, penalties=Penalties(presence_penalty=1.5)),
-    Sampling("frequency-penalty", "greedy", 5, penalties=Penalties(frequency_penalty=0.9)),
-    Sampling("logit-bias", "greedy", 6, penalties=Penalties(logit_bias=((106, -3.0), (37, 2.0)))),
+    Sampling("repetition-penalty", "greedy", 3, penalties=Penalties(repetition_penalty=2.0)),
+    Sampling("presence-penalty", "greedy", 4, penalties=Penalties(presence_penalty=6.0)),
+    Sampling("frequency-penalty", "greedy", 5, penalties=Penalties(frequency_penalty=2.5)),
+    Sampling("logit-bias", "greedy", 6, penalties=Penalties(logit_bias=((106, -12.0), (37, 6.0)))),
     *(
         Sampling("penalties-drawn", mode, 16, 0.9, top_p=0.95, penalties=ALL_PENALTIES)
         for mode in _MODES
