@@ -87,6 +87,7 @@ class Rule:
     Exactly one of `source` (with the `law` it proves) and `reason` is given.
     """
 
+    models: frozenset[str] | None = None
     lanes: frozenset[Lane] | None = None
     drafters: frozenset[Drafter] | None = None
     depths: frozenset[int] | None = None
@@ -103,13 +104,18 @@ class Rule:
 
     def matches(self, cell: Cell) -> bool:
         return (
-            (self.lanes is None or cell.lane in self.lanes)
+            (self.models is None or cell.model in self.models)
+            and (self.lanes is None or cell.lane in self.lanes)
             and (self.drafters is None or cell.drafter in self.drafters)
             and (self.depths is None or cell.depth in self.depths)
             and (self.modes is None or cell.sampling.mode in self.modes)
             and (self.penalized is None or cell.sampling.penalized is self.penalized)
         )
 
+
+DRAFT_ORACLES = frozenset({"dense", "smollm2", "smollm2-f32"})
+"""Models on which mlx-lm's own speculation is an oracle: of full attention, so that its rewinding
+works (known deviation D1), known to be so. Others are held to plain text."""
 
 RULES: tuple[Rule, ...] = (
     Rule(
@@ -158,11 +164,18 @@ RULES: tuple[Rule, ...] = (
         "stream drafted this way differs from the plain one by construction",
     ),
     Rule(
+        models=DRAFT_ORACLES,
         drafters=frozenset({"two-model"}),
         modes=frozenset({"greedy"}),
         source=Source.SERVER_DRAFT,
         law="lossless, oracle-trace",
         traced=True,
+    ),
+    Rule(
+        drafters=frozenset({"two-model"}),
+        modes=frozenset({"greedy"}),
+        source=Source.SERVER,
+        law="lossless",
     ),
     Rule(
         drafters=frozenset({"off", "ngram"}),

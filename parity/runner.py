@@ -230,7 +230,7 @@ def sampling_claims(results: Sequence[CaseResult]) -> tuple[Claim, ...]:
         Claim(
             f"claims/sampling/{label}",
             2 * sum(text != greedy.get(kind) for kind, text in drawn.items()) > len(drawn),
-            f"most texts sampled by {label} differ from the greedy ones",
+            f"most texts under {label} differ from the greedy ones",
         )
         for label, drawn in sorted(texts.items())
     )

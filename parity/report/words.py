@@ -74,7 +74,8 @@ def closing_line(results: Sequence[CaseResult], claims: Sequence[Claim]) -> str:
 def _failure(result: CaseResult, failure: Failure, setting: Setting) -> str:
     place = _place(result, failure.position)
     if failure.what != "token":
-        said = f"{place}{failure.what}: expected {failure.expected!r}, got {failure.actual!r}"
+        old, new = _shown(failure.expected), _shown(failure.actual)
+        said = f"{place}{failure.what}: expected {old}, got {new}"
         return said + _drafted(result, failure, setting)
     old, new = _token(failure.expected, setting), _token(failure.actual, setting)
     if failure.measure is None:
@@ -82,6 +83,10 @@ def _failure(result: CaseResult, failure: Failure, setting: Setting) -> str:
     else:
         margin = f"margin {failure.measure.margin:.3g}, delta {failure.measure.delta:.3g}"
     return f"{place}expected {old}, got {new} ({margin})"
+
+
+def _shown(value: object) -> str:
+    return f"{value:.6g}" if isinstance(value, float) else repr(value)
 
 
 def _drafted(result: CaseResult, failure: Failure, setting: Setting) -> str:

@@ -29,7 +29,7 @@ from parity.matrix import (
     matrix,
     names,
 )
-from parity.plans import known
+from parity.plans import given, known
 from tests.parity.fakes import PLAN, PROMPTS, Text
 
 
@@ -46,7 +46,8 @@ def test_every_cell_of_the_product_is_a_case_or_has_a_reason() -> None:
 def test_no_rule_is_idle(left_out: int) -> None:
     """Leaving one out changes the matrix."""
     rules = RULES[:left_out] + RULES[left_out + 1 :]
-    assert [cells(plan, rules) for plan in known()] != [cells(plan) for plan in known()]
+    plans = (*known(), given(PROMPTS, MAX_TOKENS, 3))
+    assert [cells(plan, rules) for plan in plans] != [cells(plan) for plan in plans]
 
 
 def test_coverage_fails_on_a_hole(

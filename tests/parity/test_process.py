@@ -107,11 +107,14 @@ def test_a_run_says_what_it_compared(tmp_path: Path) -> None:
         "dense/serial/two-model/d3 and early-stop and (top-p or /greedy)"
         " or serial/ngram/d8 and stop-across or batch/off/d0/greedy and early-stop"
     )
-    run = started("-k", chosen, "--json", str(file))
+    run = started("-k", chosen, "--json", str(file), "--report", str(tmp_path / "report"))
     out, err = run.communicate(timeout=LONGEST_S)
     assert (run.returncode, err) == (0, "")
     made = json.loads(file.read_text())
     assert out.splitlines()[-1] == made["summary"]
+    written = {one.name for one in (tmp_path / "report").iterdir()}
+    assert written == {"index.html", "report.json", "junit.xml", "summary.md"}
+    assert json.loads((tmp_path / "report" / "report.json").read_text()) == made
     assert "5 cases (5 equal)" in made["summary"]
     assert {case["reference"] for case in made["cases"].values()} == {
         "mlx_lm.server",
