@@ -86,15 +86,17 @@ def given_models(target: str, drafter: str | None, further: tuple[str, ...] = ()
 
 
 def split_drafter(drafter: str | None) -> tuple[str | None, str]:
-    """Kind and folder of a `--drafter` argument.
+    """Kind and folder of a `--drafter` argument, which may be a bare folder.
 
     Raises:
         BadInput: an unknown kind, or a folder where none belongs.
 
     """
+    if drafter is not None and os.path.isdir(drafter):
+        return "two-model", drafter  # what the folder really holds is found out when it is opened
     kind, _, folder = (drafter or "").partition(":")
     if drafter is not None and kind not in DRAFTERS:
-        raise BadInput(f"drafter {drafter!r} is not one of {', '.join(DRAFTERS)}, two-model:DIR")
+        raise BadInput(f"drafter {drafter!r} is not one of {', '.join(DRAFTERS)}, two-model:DIR, DIR")
     if folder and kind != "two-model":
         raise BadInput(f"drafter {kind} takes no folder, got {folder!r}")
     return kind or None, folder
