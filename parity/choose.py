@@ -2,7 +2,7 @@
 
 A prompt serves if a wrong cache shows in its text, if its drafts are accepted in several ways, and,
 scored here, if sampling leads away from the greedy text while every decision keeps clear of a tie.
-It rewrites `fixtures/prompts.json`; the snapshots of the matrix are then recorded anew.
+It rewrites `fixtures/prompts/dense.json`; the snapshots of the matrix are then recorded anew.
 """
 
 from __future__ import annotations
