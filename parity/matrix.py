@@ -185,6 +185,7 @@ RULES: tuple[Rule, ...] = (
     ),
     # The trace costs a second oracle run: at one depth it shows what there is to see.
     Rule(
+        models=DRAFT_ORACLES,
         drafters=frozenset({"two-model"}),
         depths=frozenset({3}),
         modes=frozenset({"sequential"}),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Literal
@@ -12,20 +12,22 @@ from typing import Literal
 import fixtures
 from parity.cases import DRAFTERS, Case
 from parity.errors import BadInput
-from parity.plans import DENSE, GIVEN, SMOLLM2, SMOLLM2_F32
+from parity.plans import DENSE, FAMILIES, GIVEN, KV_BITS, SMOLLM2, SMOLLM2_F32
 
 
 @dataclass(frozen=True, slots=True)
 class Models:
     """A target and, if there is one, a draft model.
 
-    `name` is how case ids call them; `options` name them on the command line.
+    `name` is how case ids call them; `options` name them on the command line. `kv_bits` quantizes
+    keys and values from the first token on, in groups of 64.
     """
 
     name: str
     target: Path
     draft: Path | None
     options: tuple[str, ...] = ()
+    kv_bits: int | None = None
 
     @property
     def brought_along(self) -> bool:
@@ -36,8 +38,12 @@ class Models:
         return self.draft is None and case.cell.drafter == "two-model"
 
 
-def _dense() -> Models:
-    return Models(DENSE, fixtures.target_dir("dense"), fixtures.drafter_dir("dense-draft"))
+def _fixture(name: str) -> Models:
+    return Models(name, fixtures.target_dir(name), fixtures.drafter_dir(f"{name}-draft"))
+
+
+def _quantized(name: str, bits: int) -> Models:
+    return replace(_fixture(DENSE), name=name, kv_bits=bits)
 
 
 def _smollm2(name: str, form: Literal["q4", "f32"]) -> Models:
@@ -51,7 +57,8 @@ def _smollm2(name: str, form: Literal["q4", "f32"]) -> Models:
 
 
 _KNOWN: Mapping[str, Callable[[], Models]] = {
-    DENSE: _dense,
+    **{name: partial(_fixture, name) for name in (DENSE, *FAMILIES)},
+    **{name: partial(_quantized, name, bits) for name, bits in KV_BITS.items()},
     SMOLLM2: partial(_smollm2, SMOLLM2, "q4"),
     SMOLLM2_F32: partial(_smollm2, SMOLLM2_F32, "f32"),
 }
@@ -96,7 +103,9 @@ def split_drafter(drafter: str | None) -> tuple[str | None, str]:
         return "two-model", drafter  # what the folder really holds is found out when it is opened
     kind, _, folder = (drafter or "").partition(":")
     if drafter is not None and kind not in DRAFTERS:
-        raise BadInput(f"drafter {drafter!r} is not one of {', '.join(DRAFTERS)}, two-model:DIR, DIR")
+        raise BadInput(
+            f"drafter {drafter!r} is not one of {', '.join(DRAFTERS)}, two-model:DIR, DIR"
+        )
     if folder and kind != "two-model":
         raise BadInput(f"drafter {kind} takes no folder, got {folder!r}")
     return kind or None, folder

@@ -21,6 +21,10 @@ from parity.cases import (
 from parity.matrix import EXTRAS, Block, Plan, Prompt, Way, matrix, whole_product
 
 DENSE = "dense"
+# Every other kind of state: a ring of window columns, recurrent layers.
+FAMILIES = ("sliding", "hybrid")
+# The dense fixture with quantized keys and values, by bits.
+KV_BITS = {"dense-kv8": 8, "dense-kv4": 4}
 SMOLLM2, SMOLLM2_F32 = "smollm2", "smollm2-f32"
 GIVEN = "target"
 """How a model from the command line is called in case ids."""
@@ -93,6 +97,25 @@ def dense() -> Plan:
     )
 
 
+def family(model: str) -> Plan:
+    """A fixture with another kind of state: both lanes, every drafter, shallow and deep."""
+    greedy = (*ways_of(GREEDY), Way("serial", "ngram", 8, GREEDY), *two_model(GREEDY, 1, 8))
+    sampled = ways_of(TOP_P)[:3]
+    prompts = fixtures.prompts(model)
+    return Plan(model, (Block(greedy, prompts), Block(sampled, prompts)), claims_ends=True)
+
+
+def two_model(sampling: Sampling, *depths: int) -> tuple[Way, ...]:
+    """The two-model drafter in the serial lane, at several depths."""
+    return tuple(Way("serial", "two-model", depth, sampling) for depth in depths)
+
+
+def quantized(model: str) -> Plan:
+    """The dense fixture as `mlx_lm.server --kv-bits` runs it, which is serially."""
+    prompts = fixtures.prompts(DENSE)
+    return Plan(model, (Block((*ways_of(GREEDY)[:3], *two_model(GREEDY, 8)), prompts),))
+
+
 def smollm2(model: str = SMOLLM2, *, on_demand: bool = False) -> Plan:
     """A real model: few tokens, because one takes a fifth of a second on two cores."""
     kept = smollm2_prompts()
@@ -124,7 +147,13 @@ def served(prompts: Sequence[Prompt], max_tokens: int) -> Plan:
 
 def known() -> tuple[Plan, ...]:
     """The plans of the models this project brings along."""
-    return (dense(), smollm2(), smollm2(SMOLLM2_F32, on_demand=True))
+    return (
+        dense(),
+        *map(family, FAMILIES),
+        *map(quantized, KV_BITS),
+        smollm2(),
+        smollm2(SMOLLM2_F32, on_demand=True),
+    )
 
 
 def catalogue(expression: str | None = None) -> tuple[Case, ...]:

@@ -31,11 +31,16 @@ from parity.trace import Answer
 
 
 class Probe:
-    """Margins by replay on a target and its draft model."""
+    """Margins by replay on a target and its draft model.
 
-    def __init__(self, target: Loaded, draft: Loaded | None) -> None:
+    A replay is one forward, in which keys and values are not quantized: with `kv_bits` there are no
+    margins.
+    """
+
+    def __init__(self, target: Loaded, draft: Loaded | None, kv_bits: int | None = None) -> None:
         self._target = target
         self._draft = draft
+        self._kv_bits = kv_bits
 
     def measure(
         self, case: Case, prefix: tuple[int, ...], expected: int | None, actual: int | None
@@ -47,6 +52,8 @@ class Probe:
         instead of another token, it was let through. An id outside the vocabulary has no logit.
         """
         ended = expected is None or actual is None
+        if self._kv_bits is not None:
+            return None
         if case.cell.sampling.mode == "sequential" or (ended and case.stop):
             return None
         if expected in self._target.eos_ids or actual in self._target.eos_ids:

@@ -140,7 +140,13 @@ class Served:
         if source not in self._running:
             draft = self._models.draft if source is Source.SERVER_DRAFT else None
             log = self._log(source)
-            server = Server(self._models.target, draft=draft, prompt_cache_size=0, log_path=log)
+            server = Server(
+                self._models.target,
+                draft=draft,
+                prompt_cache_size=0,
+                extra_args=kv_args(self._models.kv_bits),
+                log_path=log,
+            )
             # Known before it runs, so that it is stopped whenever the run ends.
             self._endings.append(server.stop)
             try:
@@ -156,3 +162,8 @@ class Served:
     def _log(self, source: Source) -> Path:
         name = "plain" if source is Source.SERVER else "draft"
         return self._log_dir / f"server-{name}.log"
+
+
+def kv_args(bits: int | None) -> tuple[str, ...]:
+    """What makes mlx_lm.server quantize keys and values from the first token on."""
+    return () if bits is None else ("--kv-bits", str(bits), "--quantized-kv-start", "0")

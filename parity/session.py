@@ -80,12 +80,13 @@ def open_session(models: Models) -> Iterator[Session]:
     """
     # A run on another subject does without the engine.
     from engine import BadInput as EngineBadInput
-    from engine import Target
+    from engine import KVQuantization, Target
     from parity.subjects import EngineSubject, Once
 
     try:
         device.apply()
-        engine_target = Target.load(models.target)
+        stored = None if models.kv_bits is None else KVQuantization(models.kv_bits, start=0)
+        engine_target = Target.load(models.target, quantization=stored)
         subject = Once(EngineSubject.open(engine_target, models.draft))
         target = load(models.target, lazy=True)
         draft = None if models.draft is None else load(models.draft, lazy=True)
@@ -96,7 +97,9 @@ def open_session(models: Models) -> Iterator[Session]:
         References(models, target, draft, subject, log_dir) as references,
     ):
         setting = setting_of(target, models)
-        yield Session(references, subject, Probe(target, draft), tolerance_of(target), setting)
+        yield Session(
+            references, subject, Probe(target, draft, models.kv_bits), tolerance_of(target), setting
+        )
 
 
 class Sessions:
