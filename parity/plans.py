@@ -23,6 +23,8 @@ from parity.matrix import EXTRAS, Block, Plan, Prompt, Way, matrix, whole_produc
 DENSE = "dense"
 # Every other kind of state: a ring of window columns, recurrent layers.
 FAMILIES = ("sliding", "hybrid")
+# Tokens that a layer of `sliding` sees.
+WINDOW = 32
 # The dense fixture with quantized keys and values, by bits.
 KV_BITS = {"dense-kv8": 8, "dense-kv4": 4}
 SMOLLM2, SMOLLM2_F32 = "smollm2", "smollm2-f32"

@@ -9,6 +9,7 @@ from typing import Protocol
 from parity.cases import GREEDY, Case, Drafter, Source
 from parity.compare import Comparison, Failure, Measure, Verdict, compare
 from parity.errors import Unusable
+from parity.plans import DENSE, FAMILIES, WINDOW
 from parity.tolerance import Tolerance
 from parity.trace import Answer
 
@@ -177,40 +178,60 @@ def _broken(expected: Answer | None, error: Exception) -> Comparison:
 ACCEPTS = ("zero", "partial", "full")
 
 
-def accepts(results: Sequence[CaseResult], drafter: Drafter) -> set[str]:
-    """Which kinds of acceptance occurred in rounds that drafted something."""
+def accepts(
+    results: Iterable[CaseResult], model: str, drafter: Drafter, *, past: int = 0
+) -> set[str]:
+    """Which kinds of acceptance occurred in rounds that drafted something.
+
+    `past`: only rounds that began with at least this many tokens, the prompt's included.
+    """
     seen = set()
     for result in results:
-        if result.case.cell.drafter != drafter or result.actual is None:
+        cell, actual = result.case.cell, result.actual
+        if (cell.model, cell.drafter) != (model, drafter) or actual is None:
             continue
-        for one in result.actual.rounds:
-            if not one.draft:
-                continue
-            if one.accepted == 0:
-                seen.add("zero")
-            elif one.accepted == len(one.draft):
-                seen.add("full")
-            else:
-                seen.add("partial")
+        held = actual.prompt_tokens or 0
+        for one in actual.rounds:
+            if one.draft and held >= past:
+                full = one.accepted == len(one.draft)
+                seen.add("zero" if one.accepted == 0 else "full" if full else "partial")
+            held += len(one.emitted)
     return seen
 
 
 def claims(results: Sequence[CaseResult]) -> tuple[Claim, ...]:
     """What the whole matrix claims."""
-    return (*accept_claims(results), *sampling_claims(results))
+    return (*accept_claims(results), *window_claims(results), *sampling_claims(results))
 
 
-def accept_claims(results: Sequence[CaseResult]) -> tuple[Claim, ...]:
-    """Every kind of accept occurs, for both drafters."""
-    drafters: tuple[Drafter, ...] = ("ngram", "two-model")
+DRAFTING: tuple[Drafter, ...] = ("ngram", "two-model")
+
+
+def accept_claims(
+    results: Sequence[CaseResult], models: Sequence[str] = (DENSE, *FAMILIES)
+) -> tuple[Claim, ...]:
+    """Every kind of accept occurs on every fixture, for both drafters."""
     return tuple(
         Claim(
-            f"claims/{drafter}/{kind}-accept",
-            kind in accepts(results, drafter),
-            f"some round of drafter {drafter} ends in a {kind} accept",
+            f"claims/{model}/{drafter}/{kind}-accept",
+            kind in accepts(results, model, drafter),
+            f"some round of drafter {drafter} on {model} ends in a {kind} accept",
         )
-        for drafter in drafters
+        for model in models
+        for drafter in DRAFTING
         for kind in ACCEPTS
+    )
+
+
+def window_claims(results: Sequence[CaseResult]) -> tuple[Claim, ...]:
+    """Past the sliding window speculation goes on: drafts are accepted there, and rejected."""
+    return tuple(
+        Claim(
+            f"claims/sliding/{drafter}/past-the-window",
+            {"zero", "partial", "full"} <= accepts(results, "sliding", drafter, past=2 * WINDOW),
+            f"two windows into a text drafter {drafter} has drafts accepted and rejected",
+        )
+        for drafter in DRAFTING
     )
 
 
@@ -222,7 +243,7 @@ def sampling_claims(results: Sequence[CaseResult]) -> tuple[Claim, ...]:
     texts: dict[str, dict[str, str]] = {}
     for result in results:
         cell = result.case.cell
-        plain = (cell.lane, cell.drafter) == ("serial", "off")
+        plain = (cell.model, cell.lane, cell.drafter) == (DENSE, "serial", "off")
         if plain and result.expected is not None and not isinstance(result.case.prompt, tuple):
             texts.setdefault(cell.sampling.label, {})[cell.kind] = result.expected.text
     greedy = texts.pop(GREEDY.label, {})

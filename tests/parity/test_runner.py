@@ -12,6 +12,7 @@ from parity.report.words import exit_code, sentences
 from parity.runner import (
     CaseResult,
     accept_claims,
+    accepts,
     claims,
     in_running_order,
     run_case,
@@ -116,6 +117,7 @@ def drafting(drafter: Drafter, rounds: tuple[Round, ...]) -> CaseResult:
     return run_case(case(drafter=drafter), oracle, subject, FakeMeter(None), EXACT)
 
 
+MODELS = ("dense",)
 ZERO, PARTIAL, FULL, SILENT = (
     Round((1, 2), 0, (3,)),
     Round((1, 2), 1, (1, 3)),
@@ -128,18 +130,30 @@ def test_claims_ask_for_every_kind_of_accept_of_both_drafters() -> None:
     """A round without a draft is no accept of any kind, and one drafter does not serve for two."""
     everything = (ZERO, PARTIAL, FULL)
     both = [drafting("ngram", everything), drafting("two-model", everything)]
-    assert all(claim.met for claim in accept_claims(both))
+    assert all(claim.met for claim in accept_claims(both, MODELS))
     partly = [drafting("ngram", everything), drafting("two-model", (ZERO, PARTIAL, SILENT))]
-    unmet = [claim.id for claim in accept_claims(partly) if not claim.met]
-    assert unmet == ["claims/two-model/full-accept"]
+    unmet = [claim.id for claim in accept_claims(partly, MODELS) if not claim.met]
+    assert unmet == ["claims/dense/two-model/full-accept"]
     assert exit_code(partly, claims(partly)) == 1
 
 
 def test_a_round_without_a_draft_is_no_accept() -> None:
     """Else depth 0 alone would show a zero accept."""
-    unmet = [c.id for c in accept_claims([drafting("ngram", (SILENT, PARTIAL))]) if not c.met]
-    assert "claims/ngram/zero-accept" in unmet
-    assert "claims/ngram/partial-accept" not in unmet
+    unmet = [
+        c.id for c in accept_claims([drafting("ngram", (SILENT, PARTIAL))], MODELS) if not c.met
+    ]
+    assert "claims/dense/ngram/zero-accept" in unmet
+    assert "claims/dense/ngram/partial-accept" not in unmet
+
+
+def test_an_accept_counts_as_past_a_place_by_what_was_held_before_it() -> None:
+    """The prompt of 4 tokens, and what rounds before it have emitted."""
+    result = drafting("ngram", (FULL, PARTIAL, ZERO))
+    assert accepts([result], "dense", "ngram") == {"full", "partial", "zero"}
+    assert accepts([result], "dense", "ngram", past=5) == {"partial", "zero"}
+    assert accepts([result], "dense", "ngram", past=8) == {"zero"}
+    assert accepts([result], "dense", "ngram", past=10) == set()
+    assert accepts([result], "sliding", "ngram") == set()
 
 
 def sampled(kind: str, text: str, sampling: Sampling = GREEDY) -> CaseResult:
