@@ -96,7 +96,9 @@ def split_drafter(drafter: str | None) -> tuple[str | None, str]:
         return "two-model", drafter  # what the folder really holds is found out when it is opened
     kind, _, folder = (drafter or "").partition(":")
     if drafter is not None and kind not in DRAFTERS:
-        raise BadInput(f"drafter {drafter!r} is not one of {', '.join(DRAFTERS)}, two-model:DIR, DIR")
+        raise BadInput(
+            f"drafter {drafter!r} is not one of {', '.join(DRAFTERS)}, two-model:DIR, DIR"
+        )
     if folder and kind != "two-model":
         raise BadInput(f"drafter {kind} takes no folder, got {folder!r}")
     return kind or None, folder
