@@ -22,7 +22,7 @@ from parity.matrix import EXTRAS, Block, Plan, Prompt, Way, matrix, whole_produc
 
 DENSE = "dense"
 # Every other kind of state: a ring of window columns, recurrent layers.
-FAMILIES = ("sliding", "hybrid")
+FAMILIES = ("sliding", "hybrid", "mla")
 # Tokens that a layer of `sliding` sees.
 WINDOW = 32
 # The dense fixture with quantized keys and values, by bits.
