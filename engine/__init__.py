@@ -15,6 +15,7 @@ from .drafters.registry import open_drafter
 from .drafters.source import Draft, DraftProvider, DraftRows
 from .errors import BadInput, LawError
 from .generate import Live, generate, open_live
+from .state.quantize import KVQuantization
 from .target import Target
 from .values import (
     Finish,
@@ -33,6 +34,7 @@ __all__ = [
     "DraftProvider",
     "DraftRows",
     "Finish",
+    "KVQuantization",
     "LawError",
     "Live",
     "LogitsOptions",
