@@ -209,7 +209,8 @@ class NativeRows:
             self._quantization.convert(self.caches)
         # Nothing reads these counters in a row of its own, so their graph would grow for ever.
         counters = [c for leaf in self._recurrent() for c in (leaf.left_padding, leaf.lengths)]
-        mx.async_eval([c for c in counters if c is not None])
+        if any(counter is not None for counter in counters):
+            mx.async_eval(counters)
 
     def _recurrent(self) -> list[Cache]:
         return [leaf for leaf in leaves(self.caches) if layout_of(leaf) is RECURRENT]

@@ -16,7 +16,7 @@ from .replay import Recorder, find_writers
 PREFIX = (7, 3, 11)
 WINDOW = (5, 2, 13, 1)
 
-TOLERANCE = {mx.float32: 1e-4, mx.float16: 2e-2, mx.bfloat16: 1e-1}
+TOLERANCE = {mx.float32: 1e-4, mx.float16: 1e-2, mx.bfloat16: 3e-2}
 """Largest difference, as a share of an array's largest number.
 
 Not bitwise: the layers below a mixer may round a window otherwise than single tokens, on CPU in

@@ -10,7 +10,7 @@ on the way to a recorder: the model itself is never touched.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -62,9 +62,15 @@ class Recorder:
         base: Any = type(module)
 
         def call(copy: Any, *args: Any, **kwargs: Any) -> Any:
-            if self._calls is not None:
-                self._calls.append(Call(copy, args, kwargs))
-            return base.__call__(copy, *args, **kwargs)
+            calls, self._calls = self._calls, None
+            if calls is None:
+                return base.__call__(copy, *args, **kwargs)
+            calls.append(Call(copy, args, kwargs))
+            try:
+                # What it calls is part of its own replay.
+                return base.__call__(copy, *args, **kwargs)
+            finally:
+                self._calls = calls
 
         return type(base.__name__, (base,), {"__call__": call})
 
@@ -98,13 +104,11 @@ def find_writers(
 ) -> tuple[list[Module], set[int]]:
     """The modules that are handed a recurrent cache and do not hand it on.
 
-    Runs one forward of `tokens` on `caches`, which must be the model's own and empty.
+    Runs one forward of `tokens` on `caches`, which must be the model's own and empty. Where the
+    model itself is such a module, a replay is the forward again.
 
     Returns:
         The modules, and the positions among the leaves of the other caches they are handed.
-
-    Raises:
-        LookupError: a recurrent cache is handed to no module.
     """
     flat = leaves(caches)
     position = {id(leaf): index for index, leaf in enumerate(flat)}
@@ -117,10 +121,7 @@ def find_writers(
         base: Any = type(module)
 
         def call(copy: Any, *args: Any, **kwargs: Any) -> Any:
-            given = [
-                a for a in (*args, *kwargs.values()) if id(a) in position or type(a) is CacheList
-            ]
-            received = {position[id(leaf)] for leaf in leaves(given) if id(leaf) in position}
+            received = _positions_in((*args, *kwargs.values()), position)
             for frame in frames:
                 frame -= received
             frames.append(received & recurrent)
@@ -135,9 +136,19 @@ def find_writers(
 
     spied: Any = with_classes(model, class_for)
     mx.eval(spied(tokens, cache=caches))
-    if missing := recurrent - handed:
-        raise LookupError(f"no module is handed recurrent cache {min(missing)}")
     return list(writers.values()), handed - recurrent
+
+
+def _positions_in(values: Iterable[Any], position: Mapping[int, int]) -> set[int]:
+    found: set[int] = set()
+    for value in values:
+        if isinstance(value, list | tuple):
+            found |= _positions_in(value, position)
+        elif type(value) is CacheList:
+            found |= _positions_in(leaves([value]), position)
+        elif id(value) in position:
+            found.add(position[id(value)])
+    return found
 
 
 def with_classes(model: Module, class_of: ClassOf) -> Module:

@@ -309,11 +309,13 @@ def build(family: str) -> Any:
     module = importlib.import_module(f"mlx_lm.models.{config['model_type']}")
     model = module.Model(module.ModelArgs.from_dict(config))
     named: Any = tree_flatten(model.parameters())
-    model.update(tree_unflatten([(name, _sharp(name) * weight) for name, weight in named]))
+    model.update(tree_unflatten([(name, _sharp(name, weight)) for name, weight in named]))
     mx.eval(model.parameters())
     model.eval()
     return model
 
 
-def _sharp(name: str) -> int:
-    return next((factor for part, factor in SHARP.items() if part in name), 1)
+def _sharp(name: str, weight: mx.array) -> mx.array:
+    if not mx.any(weight):
+        return 0.3 * mx.random.normal(weight.shape)  # zeros would switch a part of a mixer off
+    return next((factor for part, factor in SHARP.items() if part in name), 1) * weight

@@ -14,11 +14,12 @@ import pytest
 
 import engine.cli
 import fixtures
-from engine import LogitsOptions, Request, Sampling, Target, generate
+from engine import KVQuantization, LogitsOptions, Request, Sampling, Target, generate
 from engine.cli import main
 
 from .test_chat import without_template
 from .test_drafters import copy_with_config
+from .test_quantize import BUDGET, mlx_lm_tokens
 
 TARGET = str(fixtures.target_dir("dense"))
 DRAFT = str(fixtures.drafter_dir("dense-draft"))
@@ -63,6 +64,19 @@ def test_a_prompt_file_gives_one_object_per_line(tmp_path: Path) -> None:
         len("Name: Anna."),
         len("Имя:\u2028Анна.".encode()),
     ]
+
+
+def test_kv_flags_give_mlx_lms_quantized_text(target: Target) -> None:
+    """`lossless`: with and without a drafter."""
+    prompt = "The end. Once"
+    expected = mlx_lm_tokens(target, target.encode(prompt), 2048, KVQuantization(2, 32, 8))
+    for drafter in ("off", "ngram"):
+        base = ("--target", TARGET, "--prompt", prompt, "--json", "--max-tokens", str(BUDGET))
+        flags = ("--kv-bits", "2", "--kv-group-size", "32", "--quantized-kv-start", "8")
+        answer = json.loads(run(*base, *flags, "--drafter", drafter).stdout)
+        assert answer["tokens"] == expected
+    # Else nothing was quantized.
+    assert expected != json.loads(run(*base).stdout)["tokens"]
 
 
 @pytest.mark.parametrize("chat", [False, True])
@@ -133,6 +147,11 @@ def test_bad_input_is_one_line_and_exit_2(
         (("--target", TARGET, "--prompt-file", str(blank)), "at least 1 line"),
         (("--target", TARGET, "--prompt-file", str(tmp_path)), "cannot read prompt file"),
         ((*good, "--depth", "-1"), "--depth must be at least 0, got -1"),
+        ((*good, "--kv-bits", "7"), "kv_bits must be one of 2, 3, 4, 5, 6, 8, got 7"),
+        ((*good, "--kv-bits", "0"), "got 0"),
+        ((*good, "--kv-bits", "8", "--kv-group-size", "48"), "one of 32, 64, 128, got 48"),
+        ((*good, "--kv-bits", "8", "--kv-group-size", "128"), "kv_bits cannot serve this model"),
+        ((*good, "--kv-bits", "8", "--quantized-kv-start", "-1"), "at least 0, got -1"),
         ((*good, "--max-tokens", "0"), "--max-tokens must be at least 1, got 0"),
         ((*good, "--temp", "-1"), "temperature must be at least 0"),
         ((*good, "--temp", "-1"), "got -1"),

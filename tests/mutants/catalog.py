@@ -290,6 +290,79 @@ LAWS = (
         "make_row_sampler(sampling)",
         "xtc_never_drops_a_newline",
     ),
+    LawMutant(
+        "a rolled-back ring keeps one rejected token",
+        "engine/state/layouts.py",
+        "kept = slice(start, start + at.kept)",
+        "kept = slice(start, start + at.kept + 1)",
+        "rollback_of_a_ring",
+    ),
+    LawMutant(
+        "a mark is the array that is written to",
+        "engine/state/layouts.py",
+        "    return copy.copy(array)\n",
+        "    return array\n",
+        "rollback_of_a_ring",
+    ),
+    LawMutant(
+        "a recurrent state is not restored",
+        "engine/state/layouts.py",
+        "    cache.cache, cache.left_padding, cache.lengths = marks[at.forward]\n",
+        "    return\n",
+        "rollback_of_recurrent_layers",
+    ),
+    LawMutant(
+        "a replay misses the convolution state",
+        "engine/state/native.py",
+        "            replay(calls, at.width, at.kept)\n",
+        "            kept = [leaf[0] for leaf in self._recurrent()]\n"
+        "            replay(calls, at.width, at.kept)\n"
+        "            for leaf, slot in zip(self._recurrent(), kept):\n"
+        "                leaf[0] = slot\n",
+        "rollback_of_recurrent_layers",
+    ),
+    LawMutant(
+        "keys that a replay appends are there already",
+        "engine/state/native.py",
+        "whole if number in rewritten else at",
+        "at",
+        "rollback_of_recurrent_layers",
+    ),
+    LawMutant(
+        "a recorded input is not cut",
+        "engine/state/replay.py",
+        "        return value[:, :kept]\n",
+        "        return value\n",
+        "rollback_of_recurrent_layers",
+    ),
+    LawMutant(
+        "the probe overlooks a wrong replay",
+        "engine/state/probe.py",
+        "            if (error := _distance(tried, truth, rewritten)) is not None:",
+        "            if (error := _distance(truth, truth, rewritten)) is not None:",
+        "a_wrong_replay_is_refused",
+    ),
+    LawMutant(
+        "the dropped front of a chunk stays dropped",
+        "engine/state/layouts.py",
+        "        if arrays is not None:\n",
+        "        if False:\n",
+        "rollback_of_a_chunk",
+    ),
+    LawMutant(
+        "rejected tokens count for quantization",
+        "engine/state/native.py",
+        "            if self._open is None:\n                self._settle()\n",
+        "            self._settle()\n",
+        "quantization_waits_for_what_is_kept",
+    ),
+    LawMutant(
+        "a window runs past the start of quantization",
+        "engine/rounds.py",
+        "            depth = min(depth, longest - 1)\n",
+        "            pass\n",
+        "quantization_waits_for_what_is_kept",
+    ),
 )
 
 TESTERS = (

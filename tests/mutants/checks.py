@@ -133,6 +133,99 @@ def xtc_never_drops_a_newline(world: World) -> None:
     assert finish.tokens == (newline,) * 3
 
 
+def _held_after(world: World, cache: Any, widths: list[int], keep: int) -> list[int]:
+    """The ids behind the columns that a cache shows after 20 tokens and a transaction."""
+    mx, native = world["mlx.core"], world["engine.state.native"]
+
+    def model(tokens: Any, cache: Any) -> Any:
+        if hasattr(cache[0], "maybe_trim_front"):
+            cache[0].maybe_trim_front()
+        keys = tokens.astype(mx.float32)[:, None, :, None]
+        return cache[0].update_and_fetch(keys, keys)[0]
+
+    rows = native.NativeRows(model, [cache])
+    rows.forward(mx.array([list(range(1, 20))]))
+    rows.forward(mx.array([[20]]))
+    rows.begin()
+    first = 21
+    for width in widths:
+        rows.forward(mx.array([list(range(first, first + width))]))
+        first += width
+    rows.resolve([keep])
+    return sorted(round(key) for key in cache.keys_and_values()[0].flatten().tolist())
+
+
+def rollback_of_a_ring(world: World) -> None:
+    """`rollback`: inside a window, and between single steps that wrote over old columns."""
+    ring = world["mlx_lm.models.cache"].RotatingKVCache
+    assert _held_after(world, ring(8), [4], 2) == list(range(14, 23))
+    assert _held_after(world, ring(8), [1, 1, 1], 1) == list(range(14, 22))
+
+
+def rollback_of_a_chunk(world: World) -> None:
+    """`rollback`: columns that a later forward of the transaction dropped are there again."""
+    chunk = world["mlx_lm.models.cache"].ChunkedKVCache
+    assert _held_after(world, chunk(8), [4], 2) == list(range(13, 23))
+    assert _held_after(world, chunk(8), [3, 3], 1) == list(range(13, 22))
+
+
+def _rows(world: World, model: Any) -> Any:
+    caches = world["mlx_lm.models.cache"].make_prompt_cache
+    recorder = world["engine.state.probe"].prove(model, lambda: caches(model))
+    native = world["engine.state.native"]
+    return native.NativeRows(model, caches(model), replayer=lambda: recorder)
+
+
+def rollback_of_recurrent_layers(world: World) -> None:
+    """`rollback`: proved by the probe, and seen in the logits that follow."""
+    mx, families = world["mlx.core"], world["tests.engine.families"]
+    for family in ("qwen3_5", "baichuan_m1"):
+        rows, twin = (_rows(world, families.build(family)) for _ in range(2))
+        assert rows.cannot_roll_back == ()
+        for each in (rows, twin):
+            each.forward(mx.array([[7, 3, 11]]))
+        for keep in (0, 2):
+            rows.begin()
+            rows.forward(mx.array([[5, 2, 13, 1]]))
+            rows.resolve([keep])
+        twin.forward(mx.array([[5, 2]]))
+        assert mx.array_equal(*(each.forward(mx.array([[9]])) for each in (rows, twin)))
+
+
+def a_wrong_replay_is_refused(world: World) -> None:
+    """A mixer that remembers its last input outside its cache."""
+    model = world["tests.engine.families"].build("mamba")
+    kind = type(model.layers[0].mixer)
+
+    class Remembers(kind):  # type: ignore[misc, valid-type]  # a class met at run time
+        def __call__(self, x: Any, cache: Any) -> Any:
+            before = self.get("before", 0.0)
+            self.before = x[:, -1:]
+            return super().__call__(x + before, cache)
+
+    with_classes = world["engine.state.replay"].with_classes
+    wrong = with_classes(model, lambda m: Remembers if type(m) is kind else type(m))
+    assert _rows(world, wrong).cannot_roll_back
+
+
+def quantization_waits_for_what_is_kept(world: World) -> None:
+    """`lossless`: with drafts, keys and values are quantized where they are without."""
+    engine, target, prompt = _engine(world)
+    how = world["engine.state.quantize"].KVQuantization(4, 32, len(prompt) + 6)
+    config = {"vocab_size": target.vocab_size}
+    small = engine.Target(target.model, target.tokenizer, config, target.path, quantization=how)
+    puppet, request = world["tests.engine.puppet"], engine.Request(prompt, 16)
+    *_, plain = engine.generate(small, request)
+    wrong = [[True, True, False, False], [False] * 4]
+    script = puppet.scripted(plain.tokens, wrong)
+    try:
+        *_, drafted = engine.generate(small, request, puppet.Puppet(script), depth=4)
+    except engine.LawError as error:
+        pytest.fail(str(error))
+    assert drafted.tokens == plain.tokens
+    assert drafted.logprobs == pytest.approx(plain.logprobs, abs=1e-4)
+
+
 def _compare(world: World, expected: Any, actual: Any, measure: Any = None) -> Any:
     fakes, compare = world["tests.parity.fakes"], world["parity.compare"]
     return compare.compare(
