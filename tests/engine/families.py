@@ -1,14 +1,25 @@
-"""Tiny random models of mlx-lm's families, sharp enough that the context decides the next token."""
+"""Tiny random models of mlx-lm's families, sharp enough that the context decides the next token.
+
+And rows on them, with what a test needs to fill, read and compare these.
+"""
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 from mlx.utils import tree_flatten, tree_unflatten
+from mlx_lm.models.cache import ArraysCache, make_prompt_cache
+
+from engine import Target
+from engine.state.layouts import leaves
+from engine.state.native import NativeRows
+from engine.state.probe import prove
+from engine.state.replay import Recorder
 
 VOCAB = 96
 WINDOW = 8
@@ -297,6 +308,16 @@ CONFIGS: Mapping[str, Mapping[str, Any]] = {
     },
 }
 
+ROLLED = ("llama", "gemma4_text", "glm_moe_dsa", "llama4", "qwen3_5", "falcon_h1", "baichuan_m1")
+"""One family for each cache kind and for each mixture that is its own case."""
+
+RECURRENT = tuple(name for name in CONFIGS if name not in ROLLED[:4])
+
+ROUNDED = ("gemma4_text", "glm_moe_dsa", "longcat_flash_ngram")
+"""Families in which a window and single tokens round differently: compared within 1e-5."""
+
+PROMPTS = (1, WINDOW - 1, WINDOW, WINDOW + 1, 3 * WINDOW, 31, 33)
+
 SHARP = {"o_proj": 8, "down_proj": 8, "q_proj": 4, "k_proj": 4, "out_proj": 8}
 """Factors on weights whose name holds the key: attention that looks, and blocks that speak up."""
 
@@ -319,3 +340,48 @@ def _sharp(name: str, weight: mx.array) -> mx.array:
     if not mx.any(weight):
         return 0.3 * mx.random.normal(weight.shape)  # zeros would switch a part of a mixer off
     return next((factor for part, factor in SHARP.items() if part in name), 1) * weight
+
+
+def rows_of(family: str) -> NativeRows:
+    model = build(family)
+    caches = make_prompt_cache(model)
+    return NativeRows(model, caches, replayer=lambda: recorder(family))
+
+
+@cache
+def recorder(family: str) -> Recorder | str:
+    """What the probe says of a family, asked once."""
+    model = build(family)
+    return prove(model, lambda: make_prompt_cache(model))
+
+
+def ids(count: int, seed: int = 0) -> list[int]:
+    return [(seed * 31 + 7 * i * i + 3 * i) % VOCAB for i in range(count)]
+
+
+def feed(rows: NativeRows, tokens: Sequence[int]) -> mx.array:
+    return rows.forward(mx.array([tokens]))
+
+
+def arrays_of(rows: NativeRows) -> list[mx.array]:
+    """What the caches show: live columns and recurrent arrays."""
+    found: list[mx.array] = []
+    for leaf in leaves(rows.caches):
+        if isinstance(leaf, ArraysCache):
+            slots: list[Any] = leaf.cache
+            found += [slot for slot in slots if slot is not None]
+        elif leaf.keys is not None:
+            found += leaf.keys_and_values()
+    return found
+
+
+def equal(family: str, ours: mx.array, theirs: mx.array) -> bool:
+    """Bitwise, but for the families that round."""
+    if family not in ROUNDED:
+        return bool(mx.array_equal(ours, theirs))
+    return ours.shape == theirs.shape and bool(mx.allclose(ours, theirs, rtol=1e-5, atol=1e-5))
+
+
+def target_on(model: Any, near: Target, **options: Any) -> Target:
+    """A model that was built here as a target, with the tokenizer of a loaded one."""
+    return Target(model, near.tokenizer, {"vocab_size": VOCAB}, Path("built-here"), **options)
