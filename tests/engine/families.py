@@ -313,7 +313,7 @@ ROLLED = ("llama", "gemma4_text", "glm_moe_dsa", "llama4", "qwen3_5", "falcon_h1
 
 RECURRENT = tuple(name for name in CONFIGS if name not in ROLLED[:4])
 
-ROUNDED = ("gemma4_text", "glm_moe_dsa", "longcat_flash_ngram")
+ROUNDED = ("gemma4_text", "glm_moe_dsa", "longcat_flash_ngram", "baichuan_m1")
 """Families in which a window and single tokens round differently: compared within 1e-5."""
 
 PROMPTS = (1, WINDOW - 1, WINDOW, WINDOW + 1, 3 * WINDOW, 31, 33)

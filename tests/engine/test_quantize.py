@@ -49,7 +49,7 @@ def quantized(target: Target, how: KVQuantization) -> Target:
     chunk=st.sampled_from([3, 2048]),
     script=st.lists(st.lists(st.booleans(), max_size=5), min_size=1, max_size=4),
 )
-@settings(max_examples=25)
+@settings(max_examples=15)
 def test_text_is_mlx_lms_with_and_without_drafts(
     target: Target, bits: int, start: int, length: int, chunk: int, script: list[list[bool]]
 ) -> None:
