@@ -232,6 +232,53 @@ CONFIGS: Mapping[str, Mapping[str, Any]] = {
         "block_auto_adjust_ff_dim": False,
         "full_attn_idxs": [1],
     },
+    "lfm2_moe": {
+        **MOE,
+        "num_hidden_layers": 2,
+        "norm_topk_prob": True,
+        "use_expert_bias": True,
+        "num_dense_layers": 1,
+        "norm_eps": 1e-5,
+        "conv_bias": False,
+        "conv_L_cache": 3,
+        "full_attn_idxs": [1],
+    },
+    "gear": {
+        "num_hidden_layers": 3,
+        "layer_types": ["conv_mixer", "sliding_attention", "full_attention"],
+        "sliding_window": WINDOW,
+    },
+    "bailing_hybrid": {
+        **MOE,
+        "num_hidden_layers": 2,
+        "num_key_value_heads": 2,
+        "num_shared_experts": 1,
+        "n_group": 1,
+        "topk_group": 1,
+        "first_k_dense_replace": 1,
+        "layer_group_size": 2,
+        "group_norm_size": 1,
+        "routed_scaling_factor": 1.0,
+        "kv_lora_rank": 16,
+        "q_lora_rank": 16,
+        "qk_rope_head_dim": 8,
+        "qk_nope_head_dim": 8,
+        "v_head_dim": 16,
+    },
+    "bailing_moe_v3": {
+        **MOE,
+        "num_hidden_layers": 2,
+        "moe_shared_expert_intermediate_size": 16,
+        "n_group": 1,
+        "topk_group": 1,
+        "layer_group_size": 2,
+        "head_dim": 32,
+        "q_lora_rank": 16,
+        "kv_lora_rank": 16,
+        "qk_nope_head_dim": 8,
+        "qk_rope_head_dim": 8,
+        "v_head_dim": 16,
+    },
     "kimi_linear": {
         **MOE,
         "num_hidden_layers": 2,
@@ -313,7 +360,14 @@ ROLLED = ("llama", "gemma4_text", "glm_moe_dsa", "llama4", "qwen3_5", "falcon_h1
 
 RECURRENT = tuple(name for name in CONFIGS if name not in ROLLED[:4])
 
-ROUNDED = ("gemma4_text", "glm_moe_dsa", "longcat_flash_ngram", "baichuan_m1")
+ROUNDED = (
+    "gemma4_text",
+    "glm_moe_dsa",
+    "longcat_flash_ngram",
+    "baichuan_m1",
+    "gear",
+    "bailing_hybrid",
+)
 """Families in which a window and single tokens round differently: compared within 1e-5."""
 
 PROMPTS = (1, WINDOW - 1, WINDOW, WINDOW + 1, 3 * WINDOW, 31, 33)
