@@ -2,5 +2,5 @@
 
 Read `layouts.py` (what each cache kind can do), then `native.py` (rows on mlx-lm's own caches),
 `replay.py` and `probe.py` (recurrent layers), `quantize.py` (keys and values in few bits), then
-`checkpoint.py` (owned copies of one row at one boundary).
+`checkpoint.py` and `forms.py` (owned copies of one row at one boundary).
 """

@@ -5,7 +5,8 @@ is not in the table is unknown: it decodes plainly and speculation over it is re
 
 Before each forward that may be taken back every cache is *marked*. A mark is numbers where the
 rejected columns can simply be disowned, and array handles where a forward destroys what it writes
-over. The way back never goes through `trim`, which is wrong for several kinds.
+over. The way back never goes through `trim`, which is wrong for several kinds. The facts about the
+classes are those of mlx_lm/models/cache.py in the pinned release.
 """
 
 from __future__ import annotations

@@ -1,14 +1,25 @@
-"""Tiny random models of mlx-lm's families, sharp enough that the context decides the next token."""
+"""Tiny random models of mlx-lm's families, sharp enough that the context decides the next token.
+
+And rows on them, with what a test needs to fill, read and compare these.
+"""
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 from mlx.utils import tree_flatten, tree_unflatten
+from mlx_lm.models.cache import ArraysCache, make_prompt_cache
+
+from engine import Target
+from engine.state.layouts import leaves
+from engine.state.native import NativeRows
+from engine.state.probe import prove
+from engine.state.replay import Recorder
 
 VOCAB = 96
 WINDOW = 8
@@ -221,6 +232,53 @@ CONFIGS: Mapping[str, Mapping[str, Any]] = {
         "block_auto_adjust_ff_dim": False,
         "full_attn_idxs": [1],
     },
+    "lfm2_moe": {
+        **MOE,
+        "num_hidden_layers": 2,
+        "norm_topk_prob": True,
+        "use_expert_bias": True,
+        "num_dense_layers": 1,
+        "norm_eps": 1e-5,
+        "conv_bias": False,
+        "conv_L_cache": 3,
+        "full_attn_idxs": [1],
+    },
+    "gear": {
+        "num_hidden_layers": 3,
+        "layer_types": ["conv_mixer", "sliding_attention", "full_attention"],
+        "sliding_window": WINDOW,
+    },
+    "bailing_hybrid": {
+        **MOE,
+        "num_hidden_layers": 2,
+        "num_key_value_heads": 2,
+        "num_shared_experts": 1,
+        "n_group": 1,
+        "topk_group": 1,
+        "first_k_dense_replace": 1,
+        "layer_group_size": 2,
+        "group_norm_size": 1,
+        "routed_scaling_factor": 1.0,
+        "kv_lora_rank": 16,
+        "q_lora_rank": 16,
+        "qk_rope_head_dim": 8,
+        "qk_nope_head_dim": 8,
+        "v_head_dim": 16,
+    },
+    "bailing_moe_v3": {
+        **MOE,
+        "num_hidden_layers": 2,
+        "moe_shared_expert_intermediate_size": 16,
+        "n_group": 1,
+        "topk_group": 1,
+        "layer_group_size": 2,
+        "head_dim": 32,
+        "q_lora_rank": 16,
+        "kv_lora_rank": 16,
+        "qk_nope_head_dim": 8,
+        "qk_rope_head_dim": 8,
+        "v_head_dim": 16,
+    },
     "kimi_linear": {
         **MOE,
         "num_hidden_layers": 2,
@@ -297,6 +355,23 @@ CONFIGS: Mapping[str, Mapping[str, Any]] = {
     },
 }
 
+ROLLED = ("llama", "gemma4_text", "glm_moe_dsa", "llama4", "qwen3_5", "falcon_h1", "baichuan_m1")
+"""One family for each cache kind and for each mixture that is its own case."""
+
+RECURRENT = tuple(name for name in CONFIGS if name not in ROLLED[:4])
+
+ROUNDED = (
+    "gemma4_text",
+    "glm_moe_dsa",
+    "longcat_flash_ngram",
+    "baichuan_m1",
+    "gear",
+    "bailing_hybrid",
+)
+"""Families in which a window and single tokens round differently: compared within 1e-5."""
+
+PROMPTS = (1, WINDOW - 1, WINDOW, WINDOW + 1, 3 * WINDOW, 31, 33)
+
 SHARP = {"o_proj": 8, "down_proj": 8, "q_proj": 4, "k_proj": 4, "out_proj": 8}
 """Factors on weights whose name holds the key: attention that looks, and blocks that speak up."""
 
@@ -319,3 +394,48 @@ def _sharp(name: str, weight: mx.array) -> mx.array:
     if not mx.any(weight):
         return 0.3 * mx.random.normal(weight.shape)  # zeros would switch a part of a mixer off
     return next((factor for part, factor in SHARP.items() if part in name), 1) * weight
+
+
+def rows_of(family: str) -> NativeRows:
+    model = build(family)
+    caches = make_prompt_cache(model)
+    return NativeRows(model, caches, replayer=lambda: recorder(family))
+
+
+@cache
+def recorder(family: str) -> Recorder | str:
+    """What the probe says of a family, asked once."""
+    model = build(family)
+    return prove(model, lambda: make_prompt_cache(model))
+
+
+def ids(count: int, seed: int = 0) -> list[int]:
+    return [(seed * 31 + 7 * i * i + 3 * i) % VOCAB for i in range(count)]
+
+
+def feed(rows: NativeRows, tokens: Sequence[int]) -> mx.array:
+    return rows.forward(mx.array([tokens]))
+
+
+def arrays_of(rows: NativeRows) -> list[mx.array]:
+    """What the caches show: live columns and recurrent arrays."""
+    found: list[mx.array] = []
+    for leaf in leaves(rows.caches):
+        if isinstance(leaf, ArraysCache):
+            slots: list[Any] = leaf.cache
+            found += [slot for slot in slots if slot is not None]
+        elif leaf.keys is not None:
+            found += leaf.keys_and_values()
+    return found
+
+
+def equal(family: str, ours: mx.array, theirs: mx.array) -> bool:
+    """Bitwise, but for the families that round."""
+    if family not in ROUNDED:
+        return bool(mx.array_equal(ours, theirs))
+    return ours.shape == theirs.shape and bool(mx.allclose(ours, theirs, rtol=1e-5, atol=1e-5))
+
+
+def target_on(model: Any, near: Target, **options: Any) -> Target:
+    """A model that was built here as a target, with the tokenizer of a loaded one."""
+    return Target(model, near.tokenizer, {"vocab_size": VOCAB}, Path("built-here"), **options)

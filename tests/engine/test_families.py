@@ -1,107 +1,42 @@
-"""Rollback, checkpoints and text over mlx-lm's own models, one tiny random model per family.
+"""Rollback and text over mlx-lm's own models, one tiny random model per family.
 
 Numbers are compared bitwise unless a test says otherwise (float32 on the CPU).
 """
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from mlx.utils import tree_flatten
-from mlx_lm.models.cache import ArraysCache, KVCache, RotatingKVCache, make_prompt_cache
+from mlx_lm.models.cache import KVCache, RotatingKVCache
 
-from engine import BadInput, LawError, Request, Target, generate, open_live
+from engine import BadInput, Request, Target, generate, open_live
 from engine.drafters.two_model import TwoModelProvider
 from engine.host import read
 from engine.sampling import Greedy, RowSampling
-from engine.state.checkpoint import capture_caches, restore_caches
 from engine.state.layouts import leaves
 from engine.state.native import NativeRows, Undo
-from engine.state.probe import prove
-from engine.state.replay import Recorder, cut, with_classes
+from engine.state.replay import with_classes
 
 from .conftest import finish_of, last
-from .families import CONFIGS, VOCAB, WINDOW, build
+from .families import (
+    PROMPTS,
+    ROLLED,
+    WINDOW,
+    arrays_of,
+    build,
+    equal,
+    feed,
+    ids,
+    rows_of,
+    target_on,
+)
 from .puppet import Puppet, scripted
 
-ROLLED = ("llama", "gemma4_text", "glm_moe_dsa", "llama4", "qwen3_5", "falcon_h1", "baichuan_m1")
-RECURRENT = tuple(
-    name for name in CONFIGS if name not in ("llama", "gemma4_text", "glm_moe_dsa", "llama4")
-)
-ROUNDED = ("gemma4_text", "glm_moe_dsa", "longcat_flash_ngram")
-"""Families in which a window and single tokens round differently: compared within 1e-5."""
-
 GREEDY = RowSampling([Greedy()])
-
-PROMPTS = (1, WINDOW - 1, WINDOW, WINDOW + 1, 3 * WINDOW, 31, 33)
-
-
-def ids(count: int, seed: int = 0) -> list[int]:
-    return [(seed * 31 + 7 * i * i + 3 * i) % VOCAB for i in range(count)]
-
-
-def rows_of(family: str) -> NativeRows:
-    model = build(family)
-    caches = make_prompt_cache(model)
-    return NativeRows(model, caches, replayer=lambda: recorder(family))
-
-
-_recorders: dict[str, Recorder | str] = {}
-
-
-def recorder(family: str) -> Recorder | str:
-    if family not in _recorders:
-        model = build(family)
-        _recorders[family] = prove(model, lambda: make_prompt_cache(model))
-    return _recorders[family]
-
-
-def arrays_of(rows: NativeRows) -> list[mx.array]:
-    """What the caches show: live columns and recurrent arrays."""
-    found: list[mx.array] = []
-    for leaf in leaves(rows.caches):
-        if isinstance(leaf, ArraysCache):
-            slots: list[Any] = leaf.cache
-            found += [slot for slot in slots if slot is not None]
-        elif leaf.keys is not None:
-            found += leaf.keys_and_values()
-    return found
-
-
-def feed(rows: NativeRows, tokens: Sequence[int]) -> mx.array:
-    return rows.forward(mx.array([tokens]))
-
-
-def equal(family: str, ours: mx.array, theirs: mx.array) -> bool:
-    """Bitwise, but for the families that round."""
-    if family not in ROUNDED:
-        return bool(mx.array_equal(ours, theirs))
-    return ours.shape == theirs.shape and bool(mx.allclose(ours, theirs, rtol=1e-5, atol=1e-5))
-
-
-@pytest.mark.parametrize("family", RECURRENT)
-def test_sliced_replay_is_proved_on_every_recurrent_family(family: str) -> None:
-    """`rollback`: the probe that is asked before the first speculation, here without tolerance."""
-    found = recorder(family)
-    assert isinstance(found, Recorder), found
-    tried, truth = rows_of(family), rows_of(family)
-    for rows in (tried, truth):
-        feed(rows, ids(9))
-    for keep in range(6):
-        tried.begin()
-        feed(tried, ids(5, seed=keep))
-        tried.resolve([keep])
-        if keep:
-            feed(truth, ids(5, seed=keep)[:keep])
-        for ours, theirs in zip(arrays_of(tried), arrays_of(truth), strict=True):
-            assert equal(family, ours, theirs)
 
 
 @given(
@@ -156,155 +91,6 @@ def test_the_prompt_may_come_in_any_chunks(family: str) -> None:
             logits = feed(rows, prompt[start : start + size])
             start += size
         assert mx.allclose(logits[:, -1], whole, rtol=1e-4, atol=1e-4)
-
-
-def tree_of(module: Any) -> Any:
-    """Modules and arrays by identity, and every attribute."""
-    if isinstance(module, dict):
-        inside = {key: tree_of(value) for key, value in module.items()}
-        return id(module), type(module), inside, dict(getattr(module, "__dict__", {}))
-    if isinstance(module, list | tuple):
-        return [tree_of(entry) for entry in module]
-    return id(module)
-
-
-@pytest.mark.parametrize("family", ["qwen3_5", "falcon_h1", "baichuan_m1"])
-def test_recording_changes_nothing_and_leaves_nothing_behind(family: str, target: Target) -> None:
-    """The model object is bitwise what it was; two targets on it do not disturb each other."""
-    model, tokens = build(family), mx.array([ids(6)])
-    before = tree_of(model)
-    expected = model(tokens, cache=make_prompt_cache(model))
-    groups = [target_on(model, target).new_rows() for _ in range(2)]
-    assert [rows.cannot_roll_back for rows in groups] == [(), ()]
-    logits = []
-    for rows in groups:
-        rows.begin()
-        logits.append(rows.forward(tokens))
-    for rows in reversed(groups):
-        rows.resolve([2])
-    follow = [rows.forward(tokens[:, 2:]) for rows in groups]
-    assert mx.array_equal(follow[0], follow[1])
-    assert mx.allclose(follow[0], expected[:, 2:], rtol=1e-4, atol=1e-4)
-    assert all(mx.array_equal(each, expected) for each in logits)
-    assert tree_of(model) == before
-    assert mx.array_equal(model(tokens, cache=make_prompt_cache(model)), expected)
-
-
-def test_a_recorder_holds_inputs_only_while_a_transaction_is_open() -> None:
-    """A recorded module is in everything else the module that it stands for."""
-    model, rows = build("qwen3_5"), rows_of("qwen3_5")
-    feed(rows, ids(4))
-    rows.begin()
-    feed(rows, ids(4))
-    assert rows._open is not None
-    calls = rows._open.calls[0]
-    originals = [layer.linear_attn for layer in model.layers if "linear_attn" in layer]
-    assert len(calls) == len(originals) == 2
-    for call, original in zip(calls, originals, strict=True):
-        assert isinstance(call.module, type(original))
-        assert call.module is not original
-        assert call.module.num_v_heads == original.num_v_heads
-        ours: Any = tree_flatten(call.module.parameters())
-        theirs: Any = tree_flatten(original.parameters())
-        assert [(n, id(a)) for n, a in ours] == [(n, id(a)) for n, a in theirs]
-    recorded = recorder("qwen3_5")
-    assert isinstance(recorded, Recorder)
-    assert recorded._calls is None
-
-
-def test_a_resolved_transaction_frees_its_recorded_inputs() -> None:
-    rows = rows_of("qwen3_5")
-    for _ in range(2):  # the first compiles and fills constants
-        mx.eval(feed(rows, ids(4)), rows.arrays())
-    before = mx.get_active_memory()
-    rows.begin()
-    mx.eval(feed(rows, ids(64)))
-    assert mx.get_active_memory() > before
-    rows.resolve([2])
-    mx.eval(rows.arrays())
-    gc.collect()
-    assert mx.get_active_memory() <= before
-
-
-@pytest.mark.parametrize("fails_at", ["forward", "replay"])
-def test_a_layer_that_raises_loses_the_state(
-    fails_at: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """`poison`: a layer in mid-window, after others have appended; or a replay."""
-    rows = rows_of("qwen3_5")
-    feed(rows, ids(4))
-    feed(rows, ids(3))
-    rows.begin()
-    if fails_at == "replay":
-        feed(rows, ids(4))
-    last_mixer = [layer for layer in build("qwen3_5").layers if "linear_attn" in layer][-1]
-    kind = type(last_mixer.linear_attn)
-
-    def broken(*_: Any, **__: Any) -> Any:
-        raise RuntimeError("layer broke")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(kind, "__call__", broken)
-        with pytest.raises(RuntimeError, match="layer broke"):
-            feed(rows, ids(4)) if fails_at == "forward" else rows.resolve([2])
-    for use in (rows.begin, lambda: rows.resolve([0]), lambda: feed(rows, [1])):
-        with pytest.raises(LawError, match="state is lost"):
-            use()
-
-
-def target_on(model: Any, near: Target, **options: Any) -> Target:
-    """A model that was built here as a target, with the tokenizer of a loaded one."""
-    return Target(model, near.tokenizer, {"vocab_size": VOCAB}, Path("built-here"), **options)
-
-
-def test_a_replay_that_is_wrong_is_refused_by_name(target: Target) -> None:
-    """A mixer that also remembers outside its cache; plain decoding goes on."""
-    model = build("mamba")
-    kind = type(model.layers[0].mixer)
-
-    class Remembers(kind):  # type: ignore[misc, valid-type]  # a class met at run time
-        def __call__(self, x: mx.array, cache: Any) -> Any:
-            before = self.get("before", 0.0)
-            self.before = x[:, -1:]
-            return super().__call__(x + before, cache)
-
-    def class_of(module: Any) -> type:
-        return Remembers if type(module) is kind else type(module)
-
-    broken = target_on(with_classes(model, class_of), target)
-    (name,) = broken.new_rows().cannot_roll_back
-    assert "tokens wrongly: off by" in name
-    with pytest.raises(BadInput, match=r"cache kind recurrent \(replay"):
-        generate(broken, Request((1, 2, 3)), Puppet(lambda number, step, depth: [1]))
-    assert finish_of(broken, (1, 2, 3), max_tokens=4).rounds
-
-
-def test_a_model_that_writes_a_recurrent_cache_itself_is_run_again() -> None:
-    """`rollback`: outside its layers, beside mixers that write their own."""
-    inner = build("qwen3_5")
-
-    class Outside(type(inner)):  # type: ignore[misc]  # a class met at run time
-        def __call__(self, tokens: mx.array, cache: list[Any]) -> Any:
-            before = 0 if cache[0][0] is None else cache[0][0]
-            cache[0][0] = before + tokens.sum(axis=1)
-            return super().__call__(tokens, cache=cache[1:]) * before
-
-    model = with_classes(inner, lambda m: Outside if m is inner else type(m))
-    found = prove(model, lambda: [ArraysCache(1), *make_prompt_cache(inner)])
-    assert isinstance(found, Recorder)
-    assert found.rewritten == {2, 4}
-
-
-def test_arguments_are_cut_by_what_they_are() -> None:
-    hidden, row, grid = mx.zeros((1, 4, 6)), mx.zeros((1, 4)), mx.zeros((4, 9))
-    assert cut(hidden, 4, 3).shape == (1, 3, 6)
-    assert cut(row, 4, 3).shape == (1, 3)
-    assert cut(grid, 4, 3).shape == (3, 8)
-    assert cut(grid[None, None], 4, 1).shape == (1, 1, 1, 6)
-    assert cut(mx.arange(4), 4, 2).tolist() == [0, 1]
-    assert cut(mx.zeros((1, 1, 6)), 4, 3).shape == (1, 1, 6)
-    for same in ("causal", None, 5):
-        assert cut(same, 4, 3) == same
 
 
 @given(
@@ -425,51 +211,6 @@ def test_an_unknown_cache_class_decodes_plainly_and_is_refused_by_name(target: T
     with pytest.raises(BadInput, match="cache kind Foreign"):
         TwoModelProvider(model, model)
     assert decode(model, request, None)[0] == decode(target_on(llama, target), request, None)[0]
-
-
-@pytest.mark.parametrize("family", ROLLED)
-@pytest.mark.parametrize("length", [1, 3, WINDOW, 3 * WINDOW])
-def test_a_captured_state_has_the_same_future_and_is_never_changed(
-    family: str, length: int
-) -> None:
-    """`capture`: bitwise, twice from one capture, whatever the donor does next."""
-    rows = rows_of(family)
-    feed(rows, ids(length - 1)) if length > 1 else None
-    feed(rows, [4])  # a ring that has just turned by one
-    layout, tensors = capture_caches(rows.caches)
-    copies = [mx.array(tensor) for tensor in tensors]
-    expected = [feed(rows, tail) for tail in ([5, 6, 7], [8], [9])]
-    for _ in range(2):
-        fresh = rows_of(family)
-        restore_caches(fresh.caches, layout, tensors, length)
-        for tail, logits in zip(([5, 6, 7], [8], [9]), expected, strict=True):
-            assert mx.array_equal(feed(fresh, tail), logits)
-    for tensor, copy in zip(tensors, copies, strict=True):
-        assert mx.array_equal(tensor, copy)
-
-
-def test_foreign_captures_are_refused() -> None:
-    """`identity-drafter`: other kinds, counts, lengths, windows."""
-    rows = rows_of("gemma4_text")
-    feed(rows, ids(12))
-    layout, tensors = capture_caches(rows.caches)
-    other = rows_of("qwen3_5")
-    feed(other, ids(12))
-    recurrent, states = capture_caches(other.caches)
-    for family, words, arrays, tokens, message in (
-        ("qwen3_5", layout, tensors, 12, "expected 4|where the model has"),
-        ("gemma4_text", layout, tensors[:-1], 12, "too few"),
-        ("gemma4_text", layout, (*tensors, tensors[0]), 12, "too many"),
-        ("gemma4_text", layout, tensors, 11, "stands at 12 tokens, expected 11"),
-        ("gemma4_text", layout, [t[:, :, :-1] for t in tensors], 12, "does not hold"),
-        ("gemma4_text", layout.replace(":8:0:", ":9:0:"), tensors, 12, "window"),
-        ("gemma4_text", layout.replace("ring:", "ring:x"), tensors, 12, "malformed"),
-        ("gemma4_text", "None", tensors, 12, "holds 1 caches"),
-        ("qwen3_5", recurrent.replace("recurrent:1:1", "recurrent:1"), states, 12, "slots"),
-        ("qwen3_5", recurrent, [mx.repeat(s, 2, axis=0) for s in states], 12, "1 row"),
-    ):
-        with pytest.raises(BadInput, match=message):
-            restore_caches(rows_of(family).caches, words, arrays, tokens)
 
 
 @pytest.mark.parametrize(

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
-
 import mlx.core as mx
 import pytest
 from hypothesis import given, settings
@@ -17,14 +14,10 @@ from engine.state.native import Undo
 from engine.state.quantize import KVQuantization
 
 from .conftest import last
-from .families import VOCAB, build
+from .families import build, ids, target_on
 from .puppet import Puppet, scripted
 
 BUDGET = 24
-
-
-def ids(count: int) -> list[int]:
-    return [(7 * i * i + 3 * i) % VOCAB for i in range(count)]
 
 
 def mlx_lm_tokens(target: Target, prompt: list[int], chunk: int, how: KVQuantization) -> list[int]:
@@ -56,7 +49,7 @@ def quantized(target: Target, how: KVQuantization) -> Target:
     chunk=st.sampled_from([3, 2048]),
     script=st.lists(st.lists(st.booleans(), max_size=5), min_size=1, max_size=4),
 )
-@settings(max_examples=25)
+@settings(max_examples=15)
 def test_text_is_mlx_lms_with_and_without_drafts(
     target: Target, bits: int, start: int, length: int, chunk: int, script: list[list[bool]]
 ) -> None:
@@ -111,14 +104,9 @@ def test_the_tail_is_never_quantized_again(target: Target) -> None:
 
 
 def test_a_hybrid_model_quantizes_its_attention_only(target: Target) -> None:
-    model: Any = Target(
-        build("qwen3_5_wide"),
-        target.tokenizer,
-        {"vocab_size": VOCAB},
-        Path("here"),
-        quantization=KVQuantization(8, 32, 4),
-    )
-    expected = mlx_lm_tokens(model, ids(10), 2048, KVQuantization(8, 32, 4))
+    how = KVQuantization(8, 32, 4)
+    model = target_on(build("qwen3_5_wide"), target, quantization=how)
+    expected = mlx_lm_tokens(model, ids(10), 2048, how)
     right = Puppet(scripted(expected, [[True, True], [True, False]]))
     for drafter in (None, right):
         events = list(generate(model, Request(tuple(ids(10)), BUDGET), drafter, depth=3))
@@ -147,10 +135,4 @@ def test_models_that_mlx_lm_cannot_quantize_are_refused(
 ) -> None:
     """D12: when the target is bound, and not in the middle of a text."""
     with pytest.raises(BadInput, match=f"kv_bits cannot serve this model: .*({message})"):
-        Target(
-            build(family),
-            target.tokenizer,
-            {"vocab_size": VOCAB},
-            Path("here"),
-            quantization=KVQuantization(8, 64),
-        )
+        target_on(build(family), target, quantization=KVQuantization(8, 64))

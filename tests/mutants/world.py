@@ -12,7 +12,7 @@ from typing import Any
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("engine", "parity")
-HELPERS = ("tests.parity.fakes", "tests.engine.puppet")
+HELPERS = ("tests.parity.fakes", "tests.engine.puppet", "tests.engine.families")
 
 
 def _is_bound(name: str) -> bool:
