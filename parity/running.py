@@ -10,6 +10,7 @@ from typing import Any
 
 from rich.console import Console
 from rich.progress import Progress
+from transformers.utils import logging
 
 from parity.capability import Capability
 from parity.cases import Case
@@ -97,6 +98,8 @@ def execute(
         BadInput, Unusable: see `session.open_session` and `remote.session.open_remote`.
 
     """
+    # What it thinks of a configuration that only its tokenizer is read by is no news here.
+    logging.set_verbosity_error()
     console = Console(width=None if sys.stdout.isatty() else 110)
     stderr = Console(stderr=True)
     found = Findings([], {})

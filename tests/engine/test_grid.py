@@ -18,7 +18,7 @@ from json import loads
 
 import mlx.core as mx
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fixtures
@@ -123,6 +123,7 @@ def difference_from_fresh(family: str, rows: object, held: list[int]) -> float:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
+@settings(max_examples=max(12, settings().max_examples // 4))
 @given(length=st.integers(1, 3 * WINDOW), budget=st.integers(1, 100), data=st.data())
 def test_real_drafters_say_the_plain_text_at_any_length_and_budget(
     family: str, length: int, budget: int, data: st.DataObject
