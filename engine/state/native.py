@@ -201,7 +201,7 @@ class NativeRows:
         if at.kept and calls:
             replay(calls, at.width, at.kept)
             # At once, so that the recorded inputs are not kept alive by a pending graph.
-            mx.async_eval([leaf.state for leaf in self._recurrent()])
+            mx.async_eval(self.arrays())
 
     def _settle(self) -> None:
         """What is due after tokens have been appended for good."""
