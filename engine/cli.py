@@ -21,6 +21,7 @@ from .drafters.registry import open_drafter
 from .drafters.source import DraftProvider
 from .errors import BadInput
 from .generate import generate
+from .state.quantize import KVQuantization
 from .target import Target
 from .values import Finish, LogitsOptions, Request, Rng, Sampling
 
@@ -61,6 +62,9 @@ def generate_command(
     rng: Annotated[
         str, typer.Option(help="positional | sequential (mlx-lm's order)")
     ] = "positional",
+    kv_bits: Annotated[int | None, typer.Option(help="quantize keys and values")] = None,
+    kv_group_size: Annotated[int, typer.Option(help="32 | 64 | 128")] = 64,
+    quantized_kv_start: Annotated[int, typer.Option(help="from this many tokens on")] = 5000,
     as_json: Annotated[bool, typer.Option("--json", help="one JSON object per prompt")] = False,
 ) -> None:
     """Generate from a prompt, with or without a drafter: the text is the same."""
@@ -84,7 +88,10 @@ def generate_command(
         raise BadInput(f"--depth must be at least 0, got {depth}")
     if max_tokens < 1:
         raise BadInput(f"--max-tokens must be at least 1, got {max_tokens}")
-    model = Target.load(target)
+    quantization = None
+    if kv_bits is not None:
+        quantization = KVQuantization(kv_bits, kv_group_size, quantized_kv_start)
+    model = Target.load(target, quantization=quantization)
     provider = open_drafter(drafter, model)
     for text in texts:
         ids = model.encode_chat([{"role": "user", "content": text}]) if chat else model.encode(text)

@@ -18,6 +18,7 @@ from .drafters.source import Draft, DraftRows
 from .errors import LawError
 from .host import read
 from .sampling import RowSampling
+from .state.native import Undo
 from .values import RoundTrace
 
 
@@ -25,9 +26,12 @@ class TargetRows(Protocol):
     """The target's memory of a group's rows; see `state.native.NativeRows`."""
 
     @property
-    def cannot_roll_back(self) -> tuple[str, ...]: ...
+    def steps_back_freely(self) -> bool: ...
 
-    def begin(self) -> None: ...
+    @property
+    def longest_window(self) -> int | None: ...
+
+    def begin(self, undo: Undo) -> None: ...
 
     def forward(self, tokens: mx.array) -> mx.array: ...
 
@@ -75,7 +79,8 @@ class Rounds:
     """Rounds over a group until every row has ended.
 
     Without a drafter the next window's only token is already on the device when a round is
-    launched, so the next round is launched before this one is read. `close` takes it back.
+    launched, so the next round is launched before this one is read. `close` takes it back. Where
+    the state would have to be copied for that, rounds wait for each other.
     """
 
     def __init__(
@@ -96,7 +101,7 @@ class Rounds:
         self._vocab_size = vocab_size
         self._no_draft = Draft.of([[] for _ in rows])
         self._ahead: Flight | None = None
-        self._looks_ahead = draft is None and not target.cannot_roll_back
+        self._looks_ahead = draft is None and target.steps_back_freely
 
     @property
     def done(self) -> bool:
@@ -129,7 +134,9 @@ class Rounds:
         steps = [row.step + steps_ahead for row in self._rows]
         draft = self._propose(steps)
         window = self._window(pending, draft)
-        self._target.begin()
+        # The pending token itself is never rejected.
+        certain = Undo.FORWARDS if steps_ahead else Undo.NOTHING
+        self._target.begin(certain if window.shape[1] == 1 else Undo.TOKENS)
         logits = self._target.forward(window)
         samples, logprobs = self._sampling.choose(logits, self._known(steps_ahead), window, steps)
         chosen = mx.take_along_axis(logprobs, samples[..., None], axis=-1)[..., 0]
@@ -151,6 +158,8 @@ class Rounds:
         if self._draft is None:
             return self._no_draft
         depth = min(self._depth, max(row.remaining for row in self._rows))
+        if (longest := self._target.longest_window) is not None:
+            depth = min(depth, longest - 1)
         draft = self._draft.draft([row.pending for row in self._rows], depth, steps)
         if len(draft.lengths) != len(self._rows) or max(draft.lengths) > depth:
             raise LawError(

@@ -17,30 +17,46 @@ from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.utils import hf_repo_to_path
 
 from .errors import BadInput
+from .state.layouts import Cache
 from .state.native import NativeRows
+from .state.probe import prove
+from .state.quantize import KVQuantization, require_quantizable
+from .state.replay import Recorder
 from .values import require_utf8
 
 
 class Target:
     """A loaded model with its tokenizer. The two-model drafter binds its draft model the same way.
 
-    `eos_ids` are the ids that end a text; `vocab_size` is the width V of the logits.
+    `eos_ids` are the ids that end a text; `vocab_size` is the width V of the logits. The model is
+    bound as it is now: swapping its modules or arrays afterwards is not seen everywhere.
     """
 
-    def __init__(self, model: Any, tokenizer: Any, config: dict[str, Any], path: Path) -> None:
+    def __init__(
+        self,
+        model: Any,
+        tokenizer: Any,
+        config: dict[str, Any],
+        path: Path,
+        *,
+        quantization: KVQuantization | None = None,
+    ) -> None:
         self.model = model
         self.tokenizer = tokenizer
         self.path = path
         self.eos_ids: frozenset[int] = frozenset(tokenizer.eos_token_ids)
         self.vocab_size: int = config.get("vocab_size") or config["text_config"]["vocab_size"]
+        self._quantization = quantization
+        if quantization is not None:
+            require_quantizable(model, self._new_caches(), quantization)
 
     @classmethod
-    def load(cls, path_or_id: str | Path) -> Target:
+    def load(cls, path_or_id: str | Path, *, quantization: KVQuantization | None = None) -> Target:
         """Load an mlx-lm folder, or a hub id of the form `owner/name`.
 
         Raises:
-            BadInput: no such folder, no config or weights in it, or a model type or file that
-                mlx-lm cannot load.
+            BadInput: no such folder, no config or weights in it, a model type or file that mlx-lm
+                cannot load, or keys and values that cannot be quantized as wanted.
         """
         require_compiler()
         folder = Path(path_or_id)
@@ -58,11 +74,16 @@ class Target:
         model, tokenizer, config = loaded
         if not found:
             folder = hf_repo_to_path(str(path_or_id))
-        return cls(model, tokenizer, config, folder)
+        return cls(model, tokenizer, config, folder, quantization=quantization)
 
     def new_rows(self) -> NativeRows:
         """An empty state for one row."""
-        return NativeRows(self.model, make_prompt_cache(self.model))
+        return NativeRows(
+            self.model,
+            self._new_caches(),
+            replayer=lambda: self._recorder,
+            quantization=self._quantization,
+        )
 
     def encode(self, text: str) -> list[int]:
         """Token ids of a raw prompt, as `mlx_lm.server` encodes a completion request."""
@@ -93,6 +114,15 @@ class Target:
             # A template is a program of the model's author; it raises what it likes.
             raise BadInput(f"the chat template refuses the messages: {_one_line(error)}") from error
         return ids
+
+    def _new_caches(self) -> list[Cache]:
+        caches: list[Cache] = make_prompt_cache(self.model)
+        return caches
+
+    @cached_property
+    def _recorder(self) -> Recorder | str:
+        """What replays recurrent layers, or why they cannot be. Asked for by speculation only."""
+        return prove(self.model, self._new_caches)
 
     @cached_property
     def xtc_exempt_ids(self) -> tuple[int, ...]:

@@ -19,11 +19,11 @@ from ..sampling import RowSampling, log_softmax
 from ..state.checkpoint import (
     Attachment,
     Checkpoint,
-    capture_plain,
+    capture_caches,
     require_schema,
-    restore_plain,
+    restore_caches,
 )
-from ..state.native import NativeRows
+from ..state.native import NativeRows, Undo
 from ..target import Target
 from .source import Draft, PrefillMode
 
@@ -83,7 +83,8 @@ class TwoModelRows:
 
     def draft(self, pending: Sequence[int], depth: int, steps: Sequence[int]) -> Draft:
         state = self._require_state()
-        state.begin()
+        # The forwards below are cut where a commit may end: only whole ones are taken back.
+        state.begin(Undo.FORWARDS)
         fed = self._behind_lag(mx.array([pending], dtype=mx.uint32).reshape(-1, 1))
         tokens: list[mx.array] = []
         # Depth 0 proposes nothing, but the draft model must still see the pending token.
@@ -113,8 +114,12 @@ class TwoModelRows:
         state = self._require_state()
         lag = False if self._lag is None else int(read(self._lag)[0][0])
         processed = state.processed + (self._lag is not None)
-        metadata = {"processed_tokens": processed, "pending_last": lag}
-        tensors = capture_plain(state.caches) if state.processed else ()
+        layers, tensors = capture_caches(state.caches)
+        metadata: dict[str, str | int | bool] = {
+            "processed_tokens": processed,
+            "pending_last": lag,
+            "layers": layers,
+        }
         return Checkpoint(processed, Attachment(self.namespace, metadata, tensors))
 
     def _restored(self, checkpoint: Checkpoint) -> tuple[NativeRows, mx.array | None]:
@@ -128,8 +133,8 @@ class TwoModelRows:
         lag = attachment.metadata.get("pending_last")
         held = checkpoint.processed_tokens - (lag is not False)
         rows = self._model.new_rows()
-        if held:
-            restore_plain(rows.caches, attachment.tensors, held)
+        layers = str(attachment.metadata.get("layers"))
+        restore_caches(rows.caches, layers, attachment.tensors, held)
         rows.processed = held
         return rows, None if lag is False else mx.array([[lag]], dtype=mx.uint32)
 
@@ -159,7 +164,7 @@ class TwoModelProvider:
                     f"draft model {draft.path} has another tokenizer than target {target.path}: "
                     f"they encode {text!r} differently"
                 )
-        if names := draft.new_rows().cannot_roll_back:
+        if names := draft.new_rows().cannot_step_back:
             raise BadInput(
                 f"draft model {draft.path} cannot draft: cache kind {', '.join(names)} "
                 "has no rollback"

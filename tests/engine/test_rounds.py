@@ -17,6 +17,7 @@ from engine.drafters.source import Draft
 from engine.host import read
 from engine.rounds import Rounds, Row
 from engine.sampling import Greedy, RowSampling
+from engine.state.native import Undo
 
 from .conftest import finish_of, last
 from .puppet import Puppet, PuppetRows
@@ -32,14 +33,15 @@ def successor(history: Sequence[int]) -> int:
 class ToyRows:
     """B histories; the logits of each position point at `successor`. Remembers its windows."""
 
-    cannot_roll_back: tuple[str, ...] = ()
+    steps_back_freely = True
+    longest_window: int | None = None
 
     def __init__(self, histories: list[list[int]]) -> None:
         self.histories = histories
         self.opened: list[int] = []
         self.windows: list[list[list[int]]] = []
 
-    def begin(self) -> None:
+    def begin(self, undo: Undo) -> None:
         self.opened = [len(history) for history in self.histories]
 
     def forward(self, tokens: mx.array) -> mx.array:

@@ -1,7 +1,12 @@
-"""Rows on mlx-lm's caches: rollback for each kind, transactions, and what is refused."""
+"""Rows on mlx-lm's caches: rollback for each kind, transactions, and what is refused.
+
+The models here are arithmetic: what a cache holds can be read off its keys. Real families are in
+`test_families.py`.
+"""
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable
 from typing import Any
 
@@ -20,87 +25,203 @@ from mlx_lm.models.cache import (
 )
 
 from engine import LawError, Target
-from engine.state.layouts import LAYOUTS, cannot_roll_back, layout_of
-from engine.state.native import NativeRows
+from engine.host import read
+from engine.state.layouts import LAYOUTS, handle, leaves, unknown_kinds
+from engine.state.native import NativeRows, Undo
 
-HEADS, DIM = 2, 64
-KINDS: list[Callable[[], Any]] = [KVCache, QuantizedKVCache, ConcatenateKVCache]
+DIM = 64
+WINDOW = 8
+WRONG = 50_000
+"""Added to the ids of tokens that will be rejected."""
+
+KINDS: dict[str, Callable[[], Any]] = {
+    "plain": KVCache,
+    "quantized": QuantizedKVCache,
+    "concatenated": ConcatenateKVCache,
+    "ring": lambda: RotatingKVCache(WINDOW),
+    "ring that keeps its first": lambda: RotatingKVCache(WINDOW, keep=2),
+    "ring across its step": lambda: RotatingKVCache(300),
+    "chunked": lambda: ChunkedKVCache(WINDOW),
+    "recurrent": lambda: ArraysCache(1),
+    "list": lambda: CacheList(KVCache(), CacheList(RotatingKVCache(WINDOW), ArraysCache(1))),
+}
+WINDOWED = ("ring", "ring that keeps its first", "chunked", "list")
 
 
-def keys(tokens: list[int]) -> mx.array:
-    """Keys [1, HEADS, N, DIM] that differ per token, head and dimension."""
-    base = mx.array(tokens, dtype=mx.float32)[:, None] + mx.arange(DIM) / DIM
-    return mx.stack([base, -base])[None]
+def append(tokens: mx.array, cache: list[Any]) -> mx.array:
+    """A model whose keys are the token ids and whose recurrent state is a sum; logits say both."""
+    ids = tokens.astype(mx.float32)[:, None, :, None] + mx.zeros((1, 1, 1, DIM))
+    seen = []
+    for leaf in leaves(cache):
+        if isinstance(leaf, ArraysCache):
+            state = mx.zeros((1,)) if leaf[0] is None else leaf[0]
+            leaf[0] = state * 0.5 + tokens.sum()
+            seen.append(leaf[0])
+            continue
+        if isinstance(leaf, ChunkedKVCache):
+            leaf.maybe_trim_front()
+        keys, _ = leaf.update_and_fetch(ids, -ids)
+        seen.append((keys if isinstance(keys, mx.array) else keys[2]).sum()[None])
+    return mx.concatenate(seen)[None, None]
 
 
-def append(cache: Any, tokens: list[int]) -> tuple[Any, Any]:
-    result: tuple[Any, Any] = cache.update_and_fetch(keys(tokens), keys(tokens) * 2)
-    return result
+def arrays_of(leaf: Any) -> list[mx.array]:
+    tree: Any = leaf.cache if isinstance(leaf, ArraysCache) else leaf.keys_and_values()
+    return [array for entry in tree for array in (entry if isinstance(entry, tuple) else [entry])]
 
 
-def flat(tree: Any) -> list[Any]:
-    return [leaf for t in tree for leaf in flat(t)] if isinstance(tree, tuple | list) else [tree]
+def held_by(leaf: Any) -> list[int]:
+    """The ids behind the columns a cache would show to attention, oldest first."""
+    keys = leaf.keys_and_values()[0]
+    ids = mx.dequantize(*keys) if isinstance(leaf, QuantizedKVCache) else keys
+    return [round(number) for number in read(ids[0, 0, :, 0])]
+
+
+Transaction = tuple[list[int], float]
+TRANSACTIONS = st.lists(
+    st.tuples(st.lists(st.integers(1, 5), min_size=1, max_size=4), st.floats(0, 1)),
+    min_size=1,
+    max_size=5,
+)
 
 
 @given(
-    steps=st.lists(st.tuples(st.integers(1, 300), st.floats(0, 1)), min_size=1, max_size=5),
-    tail=st.integers(1, 4),
+    prompt=st.sampled_from([1, WINDOW - 1, WINDOW, WINDOW + 1, 3 * WINDOW, 254, 299, 301]),
+    transactions=TRANSACTIONS,
 )
-@pytest.mark.parametrize("kind", KINDS)
-def test_append_then_drop_equals_never_having_appended(
-    kind: Callable[[], Any], steps: list[tuple[int, float]], tail: int
+@pytest.mark.parametrize("name", KINDS)
+def test_append_then_take_back_equals_never_having_appended(
+    name: str, prompt: int, transactions: list[Transaction]
 ) -> None:
-    """`rollback`, `padding`: any appended length and any keep, across the capacity step of 256."""
-    cache, twin, held = kind(), kind(), 0
-    for appended, share in steps:
-        tokens = list(range(held, held + appended))
-        append(cache, tokens)
-        keep = round(share * appended)
-        if keep < appended:
-            # Poison what is rejected: nothing may read it.
-            spoiled = cache.keys_and_values()
-            assert flat(spoiled)[0].shape[2] == held + appended
-            drop = layout_of(cache).drop
-            assert drop is not None
-            drop(cache, appended - keep)
-        if keep:
-            append(twin, tokens[:keep])
-        held += keep
-        assert cache.offset == held
-    ours = append(cache, [7] * tail)
-    theirs = append(twin, [7] * tail)
-    for a, b in zip(flat(ours), flat(theirs), strict=True):
-        assert a.shape == b.shape
-        assert mx.array_equal(a, b)
+    """`rollback`: any forwards, any keep, repeatedly, across the wrap and the capacity step.
+
+    Recurrent layers, which here have nothing to replay with, keep whole forwards. The twin sees
+    only what is kept, in the same forwards: then even the arrays are bitwise the same.
+    """
+    recurrent = any(isinstance(leaf, ArraysCache) for leaf in leaves([KINDS[name]()]))
+    undo = Undo.FORWARDS if recurrent else Undo.TOKENS
+    rows, twin = (NativeRows(append, [KINDS[name]()]) for _ in range(2))
+    held = list(range(1, prompt + 1))
+    for each in (rows, twin):
+        each.forward(mx.array([held]))
+    for widths, share in transactions:
+        keep = round(share * sum(widths))
+        if recurrent:
+            keep = max(sum(widths[:n]) for n in range(len(widths) + 1) if sum(widths[:n]) <= keep)
+        first, kept = len(held) + 1, keep
+        rows.begin(undo)
+        for width in widths:
+            ids = [len(held) + 1 + i + WRONG * (i >= kept) for i in range(width)]
+            rows.forward(mx.array([ids]))
+            if kept:
+                twin.forward(mx.array([ids[:kept]]))
+            held += ids[:kept]
+            kept -= min(kept, width)
+        rows.resolve([keep])
+        assert rows.processed == twin.processed == len(held) == first - 1 + keep
+        for leaf, other in zip(leaves(rows.caches), leaves(twin.caches), strict=True):
+            if not isinstance(leaf, ArraysCache):
+                assert leaf.offset == len(held)
+            if not isinstance(leaf, ArraysCache | QuantizedKVCache):
+                check_columns(leaf, held)
+            for ours, theirs in zip(arrays_of(leaf), arrays_of(other), strict=True):
+                if not isinstance(leaf, ChunkedKVCache):  # whose twin may drop its front later
+                    assert mx.array_equal(ours, theirs)
+    for tail in ([7, 8, 9], [7]):
+        ours, theirs = (each.forward(mx.array([tail])) for each in (rows, twin))
+        assert mx.array_equal(ours, theirs)
+
+
+def check_columns(leaf: Any, held: list[int]) -> None:
+    """Nothing but held tokens, and all that the layer must still see, said without the twin."""
+    found = held_by(leaf)
+    if isinstance(leaf, RotatingKVCache):
+        last = leaf.max_size - 1 - leaf.keep
+        must = held if len(held) < leaf.max_size else held[: leaf.keep] + held[-last:]
+        assert set(must) <= set(found) <= set(held)
+    elif isinstance(leaf, ChunkedKVCache):
+        assert found == held[leaf.start_position :]
+        assert len(found) >= min(len(held), WINDOW)
+    else:
+        assert found == held
 
 
 def test_every_layout_in_the_table_is_tested() -> None:
-    assert set(LAYOUTS) == set(KINDS)
+    assert set(LAYOUTS) == {type(leaf) for kind in KINDS.values() for leaf in leaves([kind()])}
 
 
-@pytest.mark.parametrize(
-    "cache",
-    [RotatingKVCache(8), ArraysCache(2), ChunkedKVCache(8), CacheList(KVCache()), object()],
-    ids=lambda c: type(c).__name__,
-)
-def test_unknown_kinds_are_named_and_refused(cache: Any) -> None:
+def test_a_handle_keeps_its_numbers_without_a_copy() -> None:
+    """What a mark rests on: in-place writes reach an object, not the handles of its array."""
+    array = mx.zeros((1 << 20,))
+    mx.eval(array)
+    before = mx.get_active_memory()
+    ours = handle(array)
+    mx.eval(ours)
+    assert mx.get_active_memory() - before < array.nbytes // 2
+    shared = array
+    array[3:4] = 5.0
+    assert ours is not None
+    assert (ours[3].item(), shared[3].item()) == (0.0, 5.0)
+    assert handle(None) is None
+
+
+def test_marks_of_plain_kinds_hold_no_buffer() -> None:
+    """Else each in-place write would copy the row's whole buffer."""
+    for kind in (KVCache, QuantizedKVCache, ConcatenateKVCache):
+        cache: Any = kind()
+        rows = NativeRows(append, [cache])
+        rows.forward(mx.array([[1, 2, 3]]))
+        rows.begin()
+        rows.forward(mx.array([[4, 5]]))
+        assert rows._open is not None
+        assert rows._open.marks == [[None]]
+
+
+class Mine(KVCache):
+    """A subclass, which may keep its tokens elsewhere."""
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_unknown_kinds_are_named_and_decode_plainly(inside: bool) -> None:
     """Unknown is never a silent route: such a kind takes part in no rollback."""
-    assert cannot_roll_back([KVCache(), cache]) == (type(cache).__name__,)
-    rows = NativeRows(lambda tokens, cache: mx.zeros((1, tokens.shape[1], 4)), [cache])
+    mine: Any = Mine
+    cache: Any = CacheList(KVCache(), mine()) if inside else mine()
+    assert unknown_kinds([KVCache(), cache]) == ("Mine",)
+    rows = NativeRows(append, [cache])
+    assert rows.cannot_roll_back == rows.cannot_step_back == ("Mine",)
+    assert not rows.steps_back_freely
+    for _ in range(3):
+        rows.begin(Undo.NOTHING)
+        rows.forward(mx.array([[1]]))
+        rows.resolve([1])
     rows.begin()
     rows.forward(mx.array([[1, 2]]))
-    with pytest.raises(LawError, match=type(cache).__name__):
+    with pytest.raises(LawError, match="Mine"):
         rows.resolve([1])
     with pytest.raises(LawError, match="state is lost"):
         rows.begin()
 
 
-def test_a_subclass_is_another_kind() -> None:
-    class Mine(KVCache):
-        pass
+def test_objects_of_no_cache_class_are_unknown_too() -> None:
+    assert unknown_kinds([object(), ArraysCache(2)]) == ("object",)
 
-    mine: Any = Mine
-    assert cannot_roll_back([mine()]) == ("Mine",)
+
+def test_a_recurrent_state_without_a_recorder_is_refused_inside_a_window() -> None:
+    rows = NativeRows(append, [ArraysCache(1)])
+    assert rows.cannot_roll_back == ("recurrent (nothing to replay it with)",)
+    assert rows.cannot_step_back == ()
+    rows.begin()
+    rows.forward(mx.array([[1, 2]]))
+    with pytest.raises(LawError, match="cannot keep 1 of 2"):
+        rows.resolve([1])
+
+
+def test_what_was_to_be_kept_cannot_be_taken_back() -> None:
+    rows = NativeRows(append, [KVCache()])
+    rows.begin(Undo.NOTHING)
+    rows.forward(mx.array([[1]]))
+    with pytest.raises(LawError, match="every one was to be kept"):
+        rows.resolve([0])
 
 
 def test_transactions_have_one_order(target: Target) -> None:
@@ -141,3 +262,50 @@ def test_rejected_columns_never_influence_a_result(
             cache.keys[..., cache.offset :, :] = float("nan")
             cache.values[..., cache.offset :, :] = float("nan")
         assert mx.array_equal(outputs[0], outputs[1])
+
+
+@pytest.mark.parametrize("fails_at", ["forward", "resolve"])
+def test_a_failure_inside_a_transaction_loses_the_state(fails_at: str) -> None:
+    """`poison`: also frees what the transaction held."""
+
+    def model(tokens: mx.array, cache: list[Any]) -> mx.array:
+        if fails_at == "forward" and rows.processed:
+            cache[0].offset += 1  # half a window
+            raise RuntimeError("layer broke")
+        return append(tokens, cache)
+
+    rows = NativeRows(model, [RotatingKVCache(WINDOW)])
+    rows.begin()
+    rows.forward(mx.array([[1, 2, 3]]))
+    if fails_at == "forward":
+        with pytest.raises(RuntimeError, match="layer broke"):
+            rows.forward(mx.array([[4]]))
+    else:
+        rows.caches[0].update_and_fetch = None
+        with pytest.raises(TypeError):
+            rows.resolve([1])
+    for use in (rows.begin, lambda: rows.resolve([0]), lambda: rows.forward(mx.array([[1]]))):
+        with pytest.raises(LawError, match="state is lost"):
+            use()
+    assert rows._open is None
+
+
+def test_counters_of_recurrent_layers_do_not_pile_up_a_graph() -> None:
+    """D18: nothing reads them in a row of its own, so each step would add nodes for good."""
+
+    def model(tokens: mx.array, cache: list[Any]) -> mx.array:
+        logits = append(tokens, cache)
+        cache[0].advance(1)
+        return logits
+
+    cache: Any = ArraysCache(1)
+    cache.prepare(lengths=[1 << 30])
+    rows = NativeRows(model, [cache])
+    for _ in range(10_000):
+        rows.begin(Undo.NOTHING)
+        mx.async_eval(rows.forward(mx.array([[1]])))
+        rows.resolve([1])
+    graph = io.StringIO()
+    mx.export_to_dot(graph, cache.lengths, cache[0])
+    assert graph.getvalue().count("label") < 20
+    assert cache.lengths.item() == (1 << 30) - 10_000

@@ -1,0 +1,76 @@
+"""Quantized keys and values, from a given position on, as mlx-lm's `generate_step` does it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import mlx.core as mx
+
+from ..errors import BadInput
+from .layouts import RING, Cache, layout_of
+
+BITS = (2, 3, 4, 5, 6, 8)
+GROUP_SIZES = (32, 64, 128)
+
+
+@dataclass(frozen=True, slots=True)
+class KVQuantization:
+    """How keys and values are stored; the defaults are mlx-lm's.
+
+    A cache is converted after the forward with which it reaches `start` tokens. What is attended
+    to by then was seen unquantized, so the prefill chunk is part of the definition.
+    """
+
+    bits: int
+    group_size: int = 64
+    start: int = 5000
+
+    def __post_init__(self) -> None:
+        if self.bits not in BITS:
+            raise BadInput(f"kv_bits must be one of {_words(BITS)}, got {self.bits}")
+        if self.group_size not in GROUP_SIZES:
+            raise BadInput(
+                f"kv_group_size must be one of {_words(GROUP_SIZES)}, got {self.group_size}"
+            )
+        if self.start < 0:
+            raise BadInput(f"quantized_kv_start must be at least 0, got {self.start}")
+
+    def convert(self, caches: list[Cache]) -> None:
+        """Replace the list's entries that have reached `start`."""
+        for layer, cache in enumerate(caches):
+            if hasattr(cache, "to_quantized") and cache.offset >= self.start:
+                caches[layer] = cache.to_quantized(group_size=self.group_size, bits=self.bits)
+
+    def longest_window(self, caches: Sequence[Cache]) -> int | None:
+        """How many tokens may be verified at once and each see what it would see alone.
+
+        None: any number, since nothing is left to convert.
+        """
+        waiting = [cache.offset for cache in caches if hasattr(cache, "to_quantized")]
+        return max(1, self.start - max(waiting)) if waiting else None
+
+
+def require_quantizable(
+    model: Callable[..., mx.array], caches: list[Cache], quantization: KVQuantization
+) -> None:
+    """Try two tokens on the model's own empty caches.
+
+    Raises:
+        BadInput: mlx-lm cannot quantize a cache of this model, or not with this group size.
+    """
+    if any(layout_of(cache) is RING for cache in caches):
+        raise BadInput("kv_bits cannot serve this model: mlx-lm does not quantize ring caches")
+    now = KVQuantization(quantization.bits, quantization.group_size, start=0)
+    try:
+        for token in (1, 2):
+            mx.eval(model(mx.array([[token]]), cache=caches))
+            now.convert(caches)
+    except Exception as error:
+        # Raised by whichever layer meets the quantized cache first.
+        said = " ".join(str(error).split())
+        raise BadInput(f"kv_bits cannot serve this model: {said}") from error
+
+
+def _words(numbers: Sequence[int]) -> str:
+    return ", ".join(map(str, numbers))

@@ -1,0 +1,175 @@
+"""Sliced replay: how a recurrent state gets to a boundary inside a window.
+
+A recurrent state cannot forget. So the state before the window is restored, and the modules that
+write it run again on the inputs they had, cut to the kept tokens. Which modules those are is seen
+in one small forward, not known by family name.
+
+The inputs are recorded by a clone of the model that shares every array and every module that is not
+on the way to a recorder: the model itself is never touched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+from mlx.nn.layers.base import Module
+from mlx_lm.models.cache import CacheList
+
+from .layouts import RECURRENT, Cache, layout_of, leaves
+
+ClassOf = Callable[[Module], type]
+"""The class that a module's copy is to have; its own class where nothing is to change."""
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A module and what it was called with."""
+
+    module: Module
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+
+class Recorder:
+    """A model whose writers of recurrent caches can be recorded.
+
+    `rewritten` are the positions, among a row's leaves, of the other caches that the writers also
+    append to: a replay fills those again.
+    """
+
+    def __init__(self, model: Module, writers: Sequence[Module], rewritten: Collection[int]):
+        self.rewritten = frozenset(rewritten)
+        self._calls: list[Call] | None = None
+        chosen = set(map(id, writers))
+        self._clone: Any = with_classes(
+            model, lambda module: self._class_for(module) if id(module) in chosen else type(module)
+        )
+
+    def forward(self, tokens: mx.array, caches: list[Cache]) -> tuple[mx.array, list[Call]]:
+        """The model's logits [B, N, V] for ids [B, N], and the writers' calls in order."""
+        calls: list[Call] = []
+        self._calls = calls
+        try:
+            return self._clone(tokens, cache=caches), calls
+        finally:
+            self._calls = None
+
+    def _class_for(self, module: Module) -> type:
+        """A subclass, so that a recorded module is in everything else what it was."""
+        base: Any = type(module)
+
+        def call(copy: Any, *args: Any, **kwargs: Any) -> Any:
+            if self._calls is not None:
+                self._calls.append(Call(copy, args, kwargs))
+            return base.__call__(copy, *args, **kwargs)
+
+        return type(base.__name__, (base,), {"__call__": call})
+
+
+def replay(calls: Sequence[Call], width: int, kept: int) -> None:
+    """Run recorded calls again on the first `kept` of their `width` >= 2 tokens (one row)."""
+    for call in calls:
+        kwargs = {name: cut(value, width, kept) for name, value in call.kwargs.items()}
+        call.module(*(cut(value, width, kept) for value in call.args), **kwargs)
+
+
+def cut(value: Any, width: int, kept: int) -> Any:
+    """A recorded argument without the last `width - kept` tokens.
+
+    Arrays [1, N, ...] and [N] lose positions; attention masks [..., N, M] lose queries and the keys
+    of the same tokens. Anything else is not made of tokens.
+    """
+    if not isinstance(value, mx.array):
+        return value
+    if value.ndim == 1:
+        return value[:kept] if value.shape[0] == width else value
+    if value.ndim >= 2 and value.shape[0] == 1 and value.shape[1] == width:
+        return value[:, :kept]
+    if value.ndim >= 2 and value.shape[-2] == width:
+        return value[..., :kept, : value.shape[-1] - (width - kept)]
+    return value
+
+
+def find_writers(
+    model: Module, tokens: mx.array, caches: list[Cache]
+) -> tuple[list[Module], set[int]]:
+    """The modules that are handed a recurrent cache and do not hand it on.
+
+    Runs one forward of `tokens` on `caches`, which must be the model's own and empty.
+
+    Returns:
+        The modules, and the positions among the leaves of the other caches they are handed.
+
+    Raises:
+        LookupError: a recurrent cache is handed to no module.
+    """
+    flat = leaves(caches)
+    position = {id(leaf): index for index, leaf in enumerate(flat)}
+    recurrent = {i for i, leaf in enumerate(flat) if layout_of(leaf) is RECURRENT}
+    writers: dict[int, Module] = {}
+    handed: set[int] = set()
+    frames: list[set[int]] = []
+
+    def class_for(module: Module) -> type:
+        base: Any = type(module)
+
+        def call(copy: Any, *args: Any, **kwargs: Any) -> Any:
+            given = [
+                a for a in (*args, *kwargs.values()) if id(a) in position or type(a) is CacheList
+            ]
+            received = {position[id(leaf)] for leaf in leaves(given) if id(leaf) in position}
+            for frame in frames:
+                frame -= received
+            frames.append(received & recurrent)
+            try:
+                return base.__call__(copy, *args, **kwargs)
+            finally:
+                if frames.pop():
+                    writers[id(module)] = module
+                    handed.update(received)
+
+        return type(base.__name__, (base,), {"__call__": call})
+
+    spied: Any = with_classes(model, class_for)
+    mx.eval(spied(tokens, cache=caches))
+    if missing := recurrent - handed:
+        raise LookupError(f"no module is handed recurrent cache {min(missing)}")
+    return list(writers.values()), handed - recurrent
+
+
+def with_classes(model: Module, class_of: ClassOf) -> Module:
+    """`model` with other classes for some modules.
+
+    Only the modules on the way to such a one are copied; all others, and all arrays, are shared.
+    A module that stands in several places stays one module.
+    """
+    copies: dict[int, Any] = {}
+
+    def built(node: Any) -> Any:
+        if not isinstance(node, dict | list | tuple):
+            return node
+        if id(node) not in copies:
+            copies[id(node)] = copied(node)
+        return copies[id(node)]
+
+    def copied(node: Any) -> Any:
+        if isinstance(node, dict):
+            children = {key: built(child) for key, child in node.items()}
+            kind: Any = class_of(node) if isinstance(node, Module) else type(node)
+            if kind is type(node) and all(children[key] is node[key] for key in node):
+                return node
+            new = kind.__new__(kind)
+            dict.update(new, children)
+            if isinstance(node, Module):
+                vars(new).update(vars(node))
+            return new
+        items = [built(child) for child in node]
+        if all(new is old for new, old in zip(items, node, strict=True)):
+            return node
+        return items if isinstance(node, list) else tuple(items)
+
+    clone: Module = built(model)
+    return clone
