@@ -93,9 +93,8 @@ class BatchMachine(RuleBasedStateMachine):
                     cache.prepare(lengths=lengths, right_padding=padding)
             for start in range(0, longest, step):
                 self.world.model(tokens[:, start : start + step], cache=self.caches)
-            if any(padding):
-                for cache in self.caches:
-                    cache.finalize()
+            for cache in self.caches:
+                cache.finalize()  # without padding it has nothing to do
 
         known = None
         if any(padding) and longest % step == 1 and "BatchRotatingKVCache" in kinds(self.caches):

@@ -69,6 +69,7 @@ EXPLANATIONS: Mapping[Key, str] = {
     Key(Promise.TRIM, "ChunkedKVCache", "front dropped"): "D15",
     Key(Promise.NO_TRIM, "RotatingKVCache", "ring is full"): "D15",
     Key(Promise.LOAD, "every class", "file written over"): "D16",
+    Key(Promise.LOAD, "ConcatenateKVCache", "empty"): "D25",
     Key(Promise.METADATA, "every class", "key with a dot"): "D16",
     Key(Promise.LOAD, "BatchKVCache", "attribute lost"): "D16",
     Key(Promise.LOAD, "BatchRotatingKVCache", "attribute lost"): "D16",
@@ -91,6 +92,13 @@ def cause(promise: Promise, caches: Sequence[Cache]) -> tuple[str, str]:
     if promise is Promise.QUANTIZE and any(isinstance(leaf, RotatingKVCache) for leaf in flat):
         return "RotatingKVCache", "asked to"
     return " and ".join(kinds(caches)), ""
+
+
+def load_cause(fresh: Sequence[Cache], empty: bool, overwritten: bool) -> tuple[str, str] | None:
+    """What to blame for a failed load; `empty`: nothing was in the caches that were saved."""
+    if empty and any(isinstance(leaf, ConcatenateKVCache) for leaf in leaves(fresh)):
+        return "ConcatenateKVCache", "empty"
+    return ("every class", "file written over") if overwritten else None
 
 
 def batch_key(promise: Promise, caches: Sequence[Cache], protected: bool) -> Key:

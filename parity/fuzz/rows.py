@@ -149,7 +149,7 @@ class RowMachine(RuleBasedStateMachine):
     @rule(saved=saves, overwritten=st.booleans())
     def restore(self, saved: Mapping[Role, Any], overwritten: bool) -> None:
         over = ", then write over the file" if overwritten else ""
-        _, metadata = saved[Role.TRUTH]
+        history, metadata = saved[Role.TRUTH]
         self.may_quantize = True
         self.steps.append(f"restore what was saved with metadata {metadata}{over}")
 
@@ -158,7 +158,7 @@ class RowMachine(RuleBasedStateMachine):
                 raise Refused("it could not be saved")
             return Did(who, metadata=who.restore(saved[role], overwritten))
 
-        blame = ("every class", "file written over") if overwritten else None
+        blame = contracts.load_cause(self.world.fresh(), not len(history), overwritten)
         self._take("restore", Promise.LOAD, act, blame=blame)
 
     @rule(junk=CHUNK, original=st.booleans())
