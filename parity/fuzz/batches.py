@@ -19,7 +19,7 @@ from mlx_lm.models.cache import load_prompt_cache, save_prompt_cache, trim_promp
 
 from engine.state.layouts import Cache
 
-from .contracts import LAST_ALONE, Key, Promise, Violation, batch_key
+from .contracts import Key, Promise, Violation, batch_key, padded_prompt_key
 from .history import PROBE, Chunk, History, Reference, ask, difference
 from .participants import counts
 from .setup import Setup
@@ -96,9 +96,7 @@ class BatchMachine(RuleBasedStateMachine):
             for cache in self.caches:
                 cache.finalize()  # without padding it has nothing to do
 
-        known = None
-        if any(padding) and longest % step == 1 and "BatchRotatingKVCache" in kinds(self.caches):
-            known = LAST_ALONE
+        known = padded_prompt_key(self.caches, longest, step) if any(padding) else None
         self._take("prompt", Promise.MERGE, act, self._longer(chunks), known)
 
     @precondition(lambda self: len(self.rows) < MOST_ROWS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import signal
 import sys
 import time
 from collections.abc import Sequence
@@ -95,6 +96,8 @@ def _fuzz(
     from parity.fuzz.worlds import build_worlds
     from parity.report.document import write
 
+    # Hypothesis lets an interrupt through, and takes an exit for a failing example.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     device.apply()
     require_compiler()
     started = time.monotonic()

@@ -15,6 +15,7 @@ from typing import Any
 
 import mlx.core as mx
 from mlx_lm.models.cache import (
+    ArraysCache,
     BatchRotatingKVCache,
     CacheList,
     ChunkedKVCache,
@@ -63,6 +64,7 @@ class Violation:
 
 
 LAST_ALONE = Key(Promise.MERGE, "BatchRotatingKVCache", "last of a padded prompt alone")
+IN_CHUNKS = Key(Promise.MERGE, "ArraysCache", "padded prompt in several chunks")
 
 EXPLANATIONS: Mapping[Key, str] = {
     Key(Promise.TRIM, "ConcatenateKVCache", "tokens trimmed"): "D15",
@@ -77,6 +79,7 @@ EXPLANATIONS: Mapping[Key, str] = {
     Key(Promise.MERGE, "BatchRotatingKVCache", "protected tokens"): "D7",
     Key(Promise.MERGE, "BatchRotatingKVCache", "rotated"): "D23",
     LAST_ALONE: "D24",
+    IN_CHUNKS: "D26",
 }
 """Key to deviation. Nothing of ours can be looked up here."""
 
@@ -108,6 +111,16 @@ def batch_key(promise: Promise, caches: Sequence[Cache], protected: bool) -> Key
     if any(isinstance(leaf, BatchRotatingKVCache) and leaf.rotated for leaf in leaves(caches)):
         return Key(Promise.MERGE, "BatchRotatingKVCache", "rotated")
     return Key(promise, " and ".join(kinds(caches)), "")
+
+
+def padded_prompt_key(caches: Sequence[Cache], longest: int, step: int) -> Key | None:
+    """What to blame if a ragged prompt, prefilled `step` tokens at a time, goes wrong."""
+    flat = leaves(caches)
+    if longest % step == 1 and any(isinstance(leaf, BatchRotatingKVCache) for leaf in flat):
+        return LAST_ALONE
+    if longest > step and any(isinstance(leaf, ArraysCache) for leaf in flat):
+        return IN_CHUNKS
+    return None
 
 
 def refused_trim_does_nothing(caches: Sequence[Cache], n: int) -> Violation | None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from itertools import count
 
 from hypothesis import HealthCheck, Phase, Verbosity, seed, settings
+from hypothesis.errors import Flaky
 from hypothesis.stateful import RuleBasedStateMachine, run_state_machine_as_test
 
 from .batches import batch_machine
@@ -56,6 +57,8 @@ def run(
         run_state_machine_as_test(seed(number)(machine), settings=_settings(sequences, shrink))
     except Difference as difference:
         return Batch(number, difference)
+    except Flaky as error:
+        return Batch(number, _not_again(error))
     return Batch(number, None)
 
 
@@ -78,6 +81,15 @@ def discover(setup: Setup, first_seed: int, until: float) -> Iterator[Batch]:
                 if batch.difference.key is None:
                     return
                 found[batch.difference.key] = f"seed {number}"
+
+
+def _not_again(error: Flaky) -> Difference:
+    """A difference that was there once and not when its sequence was tried again."""
+    inside = error.exceptions if isinstance(error, BaseExceptionGroup) else ()
+    for found in inside:
+        if isinstance(found, Difference):
+            return Difference(f"only sometimes: {found.text}", found.steps, found.key)
+    return Difference(f"a sequence does not replay: {error}", ())
 
 
 def _settings(sequences: int, shrink: bool) -> settings:
