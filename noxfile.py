@@ -83,10 +83,18 @@ def fixtures(session: nox.Session) -> None:
 
 @nox.session
 def fuzz(session: nox.Session) -> None:
-    """The property tests at their nightly counts; arguments behind `--` go to pytest."""
+    """Random sequences on our states and mlx-lm's caches; `-- --minutes 10` is the default.
+
+    With `--properties` the property tests at their nightly counts instead; what else stands behind
+    `--` then goes to pytest.
+    """
     session.install("-e", ".[test]")
+    if "--properties" not in session.posargs:
+        session.run("python", "-m", "parity.fuzz", *session.posargs, env=ENV)
+        return
+    arguments = [a for a in session.posargs if a != "--properties"]
     env = {**ENV, "HYPOTHESIS_PROFILE": "nightly"}
-    session.run("pytest", "-n", "2", "tests/engine", "tests/parity", *session.posargs, env=env)
+    session.run("pytest", "-n", "2", "tests/engine", "tests/parity", *arguments, env=env)
 
 
 @nox.session

@@ -15,7 +15,6 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-from transformers.utils import logging
 from typer.exceptions import TyperException
 
 from .drafters.registry import open_drafter
@@ -184,8 +183,10 @@ def _report(finish: Finish) -> dict[str, Any]:
 
 def main() -> None:
     """Run the command line. Bad input: one line on stderr, exit 2. Ctrl-C: exit 130."""
-    # What it thinks of a configuration that only its tokenizer is read by is no news here.
-    logging.set_verbosity_error()
+    # Behind mlx-lm, which keeps transformers from advising to install other frameworks.
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()  # about configurations that only a tokenizer is read with
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # a terminal may know fewer characters

@@ -10,7 +10,6 @@ from typing import Any
 
 from rich.console import Console
 from rich.progress import Progress
-from transformers.utils import logging
 
 from parity.capability import Capability
 from parity.cases import Case
@@ -71,6 +70,14 @@ class Outputs:
                 raise Unusable(f"{option} {path}: not written: {error.strerror}") from error
 
 
+def quieten_tokenizers() -> None:
+    """Keep remarks off stderr about configurations that only a tokenizer is read with."""
+    # Behind mlx-lm, which keeps transformers from advising to install other frameworks.
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()
+
+
 @dataclass(slots=True)
 class Findings:
     """What a run has come to know so far."""
@@ -98,8 +105,7 @@ def execute(
         BadInput, Unusable: see `session.open_session` and `remote.session.open_remote`.
 
     """
-    # What it thinks of a configuration that only its tokenizer is read by is no news here.
-    logging.set_verbosity_error()
+    quieten_tokenizers()
     console = Console(width=None if sys.stdout.isatty() else 110)
     stderr = Console(stderr=True)
     found = Findings([], {})

@@ -20,7 +20,7 @@ ROOT = Path(__file__).parent.parent.parent
 @pytest.fixture(autouse=True)
 def prompts(monkeypatch: pytest.MonkeyPatch) -> None:
     """A small matrix."""
-    monkeypatch.setattr(fixtures, "prompts", lambda: PROMPTS)
+    monkeypatch.setattr(fixtures, "prompts", lambda target="dense": PROMPTS)
 
 
 def leave(*arguments: str) -> int:

@@ -63,7 +63,11 @@ def fake_loaded() -> Any:
         return [*map(ord, text)]
 
     return SimpleNamespace(
-        eos_ids=frozenset({0}), encode=encode, encode_bare=encode, tokenizer=Letters()
+        eos_ids=frozenset({0}),
+        encode=encode,
+        encode_bare=encode,
+        tokenizer=Letters(),
+        xtc_special_tokens=(),
     )
 
 

@@ -1,0 +1,7 @@
+"""Random sequences of state operations, on our rows and on mlx-lm's caches, held to a list.
+
+Read `worlds.py` (tiny models and their caches), `history.py` (the list of tokens, and what a fresh
+cache says after them), `participants.py` (the three that take part), `contracts.py` (what mlx-lm
+promises, and which broken promises are known), `rows.py` and `batches.py` (the machines), then
+`run.py` (seeds and time).
+"""
