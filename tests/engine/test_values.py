@@ -12,7 +12,7 @@ import pytest
 import engine
 from engine import BadInput, Request, RoundTrace, Statistics
 
-STATEFUL = {"Row", "Live", "History"}
+STATEFUL = {"Row", "Live", "History", "_Transaction"}
 """The dataclasses that are state and not values."""
 
 
