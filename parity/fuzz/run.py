@@ -30,10 +30,10 @@ class Batch:
 def batches(setup: Setup, first_seed: int, until: float) -> Iterator[Batch]:
     """Consecutive seeds, each on every world; at least one seed, then until `time.monotonic()`."""
     for number in count(first_seed):
-        for machine in machines(setup):
+        for position, machine in enumerate(machines(setup)):
             if number > first_seed and time.monotonic() > until:
                 return
-            yield run(machine, number)
+            yield replace(run(machine, _draws(number, position)), seed=number)
 
 
 def machines(setup: Setup) -> Iterator[type[RuleBasedStateMachine]]:
@@ -74,13 +74,18 @@ def discover(setup: Setup, first_seed: int, until: float) -> Iterator[Batch]:
                 return
             while True:
                 now = replace(setup, explanations=dict(found))
-                batch = run(list(machines(now))[position], number)
+                batch = run(list(machines(now))[position], _draws(number, position))
                 if batch.difference is None:
                     break
-                yield batch
+                yield replace(batch, seed=number)
                 if batch.difference.key is None:
                     return
                 found[batch.difference.key] = f"seed {number}"
+
+
+def _draws(number: int, position: int) -> int:
+    """Another generator seed for each machine, or all worlds would see the same operations."""
+    return 32 * number + position
 
 
 def _not_again(error: Flaky) -> Difference:

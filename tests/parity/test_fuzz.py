@@ -51,10 +51,10 @@ def world(references: Sequence[Reference]) -> Mapping[str, Reference]:
 
 @pytest.fixture(scope="module")
 def tally(references: Sequence[Reference]) -> Tally:
-    """What one seed on every world did."""
+    """What a few sequences on every world did."""
     setup = Setup(references)
-    for machine in machines(setup):
-        batch = run(machine, SEED, SEQUENCES)
+    for position, machine in enumerate(machines(setup)):
+        batch = run(machine, SEED + position, SEQUENCES)
         assert batch.difference is None, "\n".join([batch.difference.text, *batch.difference.steps])
     return setup.tally
 
@@ -70,7 +70,7 @@ def first_difference(
     return None
 
 
-def test_one_seed_on_every_world_shows_no_unexplained_difference(tally: Tally) -> None:
+def test_a_few_sequences_on_every_world_show_no_unexplained_difference(tally: Tally) -> None:
     assert tally.sequences >= 15 * SEQUENCES
     assert tally.compared > sum(tally.operations.values())
 
