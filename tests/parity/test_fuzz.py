@@ -36,6 +36,10 @@ CLASSES = {
     if issubclass(kind, theirs._BaseCache) and kind is not theirs._BaseCache
 }
 
+ALONE = {"prefill", "decode", "continue", "draft", "trim", "save", "restore", "copy", "quantize"}
+BATCHED = {"merge", "decode", "window", "prompt", "extend", "filter", "reload", "copy", "trim"}
+OPERATIONS = ALONE | {f"batch: {kind}" for kind in BATCHED}
+
 TOKENS = st.lists(st.integers(0, VOCAB - 1), max_size=6)
 
 
@@ -51,16 +55,24 @@ def world(references: Sequence[Reference]) -> Mapping[str, Reference]:
 
 @pytest.fixture(scope="module")
 def tally(references: Sequence[Reference]) -> Tally:
-    """What a few sequences on every world did."""
+    """What a seed on every world did; further ones only while an operation has not come up.
+
+    What a seed draws is not the same everywhere: Hypothesis tries constants of the modules that
+    happen to be imported.
+    """
     setup = Setup(references)
-    for position, machine in enumerate(machines(setup)):
-        batch = run(machine, SEED + position, SEQUENCES)
-        assert batch.difference is None, "\n".join([batch.difference.text, *batch.difference.steps])
+    for seed in range(SEED, SEED + 5):
+        for machine in machines(setup):
+            batch = run(machine, seed, SEQUENCES)
+            found = batch.difference
+            assert found is None, "\n".join([found.text, *found.steps])
+        if set(setup.tally.operations) >= OPERATIONS and set(setup.tally.classes) >= CLASSES:
+            break
     return setup.tally
 
 
 def first_difference(
-    setup: Setup, *, batch: bool = False, seeds: int = 6, shrink: bool = False
+    setup: Setup, *, batch: bool = False, seeds: int = 60, shrink: bool = False
 ) -> Difference | None:
     """The first of a few seeds' differences on the setup's one world."""
     machine = list(machines(setup))[batch]
@@ -81,9 +93,7 @@ def test_every_cache_class_of_mlx_lm_takes_part(tally: Tally) -> None:
 
 
 def test_every_operation_is_done(tally: Tally) -> None:
-    alone = {"prefill", "decode", "continue", "draft", "trim", "save", "restore", "copy"}
-    batched = {"merge", "decode", "window", "prompt", "extend", "filter", "reload", "copy", "trim"}
-    assert set(tally.operations) == alone | {"quantize"} | {f"batch: {kind}" for kind in batched}
+    assert set(tally.operations) == OPERATIONS
 
 
 def test_our_rows_decline_only_to_trim_and_to_quantize_rings(tally: Tally) -> None:
@@ -237,10 +247,10 @@ def test_a_seed_replays(world: Mapping[str, Reference]) -> None:
 
 
 def test_a_difference_is_reported_by_a_short_sequence(world: Mapping[str, Reference]) -> None:
-    """What Hypothesis's shrinking leaves: of four operations two are needed."""
+    """What Hypothesis's shrinking leaves of dozens of operations, two of them needed."""
     found = first_difference(Setup([world["concatenated"]], {}), shrink=True)
     assert found is not None
-    assert len(found.steps) <= 4
+    assert len(found.steps) <= 8
     assert found.steps[:2] == ("world concatenated", "prefill [0]")
 
 
