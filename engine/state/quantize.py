@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import mlx.core as mx
+from mlx_lm.generate import maybe_quantize_kv_cache
 
 from ..errors import BadInput
 from .layouts import RING, Cache, layout_of
@@ -38,9 +39,7 @@ class KVQuantization:
 
     def convert(self, caches: list[Cache]) -> None:
         """Replace the list's entries that have reached `start`."""
-        for layer, cache in enumerate(caches):
-            if hasattr(cache, "to_quantized") and cache.offset >= self.start:
-                caches[layer] = cache.to_quantized(group_size=self.group_size, bits=self.bits)
+        maybe_quantize_kv_cache(caches, self.start, self.group_size, self.bits)
 
     def longest_window(self, caches: Sequence[Cache]) -> int | None:
         """How many tokens may be verified at once and each see what it would see alone.

@@ -8,6 +8,7 @@ from functools import lru_cache
 from itertools import chain
 
 import mlx.core as mx
+from mlx_lm.generate import maybe_quantize_kv_cache
 
 from engine.state.layouts import Cache
 
@@ -103,10 +104,8 @@ def forward(world: World, caches: list[Cache], windows: Sequence[Sequence[int]])
 
 
 def quantize(caches: list[Cache]) -> None:
-    """Convert every layer that can be, as mlx-lm's `maybe_quantize_kv_cache` does (generate.py)."""
-    for layer, cache in enumerate(caches):
-        if hasattr(cache, "to_quantized"):
-            caches[layer] = cache.to_quantized(group_size=GROUP_SIZE, bits=BITS)
+    """Convert every layer that can be."""
+    maybe_quantize_kv_cache(caches, 0, GROUP_SIZE, BITS)
 
 
 def difference(expected: mx.array, actual: mx.array, tolerance: float) -> str | None:
