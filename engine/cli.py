@@ -199,7 +199,8 @@ def main() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(0)
     except OSError as error:
-        print(f"error: cannot write: {error.strerror}", file=sys.stderr)
+        what = error.filename or "cannot write"
+        print(f"error: {what}: {error.strerror or error}", file=sys.stderr)
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(2)
     except (BadInput, TyperException) as error:

@@ -59,6 +59,8 @@ class Target:
                 cannot load, or keys and values that cannot be quantized as wanted.
         """
         require_compiler()
+        if not str(path_or_id):
+            raise BadInput("the model's folder is empty; a folder or a hub id is needed")
         folder = Path(path_or_id)
         found = os.path.exists(folder)  # unlike Path.exists, False for a name that is too long
         if found:
@@ -192,4 +194,8 @@ def _looks_like_hub_id(name: str) -> bool:
 
 
 def _one_line(error: BaseException) -> str:
-    return " ".join(str(error).split()) or type(error).__name__
+    said = " ".join(str(error).split())
+    # These say what is wrong themselves; others, a KeyError above all, name a thing and no more.
+    if said and isinstance(error, OSError | ValueError):
+        return said
+    return f"{type(error).__name__}: {said}" if said else type(error).__name__

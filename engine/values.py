@@ -70,8 +70,10 @@ class LogitsOptions:
         for token, bias in self.logit_bias:
             if token < 0:
                 raise BadInput(f"logit_bias ids must be at least 0, got {token}")
-            if not bias <= LARGEST:
-                raise BadInput(f"logit_bias of id {token} must be at most 1e30, got {bias}")
+            if not bias <= LARGEST:  # NaN among them
+                raise BadInput(
+                    f"logit_bias of id {token} must be a number of at most 1e30, got {bias}"
+                )
             if token in named:
                 raise BadInput(f"logit_bias names id {token} more than once")
             named.add(token)

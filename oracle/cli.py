@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -87,6 +88,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         code = app(args=arguments, standalone_mode=False)
     except ClaimsError as error:
         message = str(error)
+    except OSError as error:  # output that cannot be written, most likely
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        message = f"{error.filename or 'cannot write'}: {error.strerror or error}"
     except Exception as error:
         # Typer's usage errors: of click in older releases, of a private module in newer ones.
         usage = getattr(error, "format_message", None)

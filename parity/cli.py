@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import signal
 import sys
+import traceback
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -197,6 +199,9 @@ def main(arguments: Sequence[str] | None = None, application: typer.Typer = app)
     """Run a command and exit. What cannot be run is one line on stderr and exit 2."""
     # Asked to end, leave through the blocks that stop servers and remove logs.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # what servers say may have no UTF-8 form
     try:
         words = list(sys.argv[1:] if arguments is None else arguments)
         command = application(words, standalone_mode=False)
@@ -211,9 +216,20 @@ def main(arguments: Sequence[str] | None = None, application: typer.Typer = app)
         _leave("interrupted", INTERRUPTED)
     except BrokenPipeError:
         # The reader (head, less) has seen enough; nothing may be flushed into the pipe any more.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()
         sys.exit(ALL_EQUAL)
+    except OSError as error:  # output that cannot be written, most likely
+        _drop_output()
+        _leave(f"{error.filename or 'cannot write'}: {error.strerror or error}", UNUSABLE)
+    except Exception:  # a defect of ours: python's own exit code for it, 1, would say "different"
+        traceback.print_exc()
+        sys.exit(UNUSABLE)
     sys.exit(code)
+
+
+def _drop_output() -> None:
+    """What is still to be written to stdout goes nowhere, so that leaving cannot fail over it."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _leave(line: str, code: int) -> NoReturn:

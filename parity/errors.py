@@ -13,3 +13,16 @@ class Unusable(RuntimeError):
 
 class Unsound(ValueError):
     """A replay decides otherwise than the run did: its margins are not to be recorded."""
+
+
+def require_utf8(text: str, what: str) -> None:
+    """Refuse text that has no UTF-8 form, such as half of a surrogate pair.
+
+    Raises:
+        BadInput: naming `what` and the character.
+
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise BadInput(f"{what} is not UTF-8 (character {error.start}): {text!r}") from error

@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from parity.cases import Message, Prompted
-from parity.errors import BadInput
+from parity.errors import BadInput, require_utf8
 from parity.plans import Text
 
 
 def read_prompts(file: Path) -> tuple[Text, ...]:
     """The prompts of a file, named p1, p2 … by their line. Blank lines are left out.
 
-    A file whose first prompt is a JSON object is JSONL: every line must then be one.
+    A file named *.jsonl, or whose first prompt is a JSON object, is JSONL: every line must be one.
 
     Raises:
         BadInput: naming the file, the line, and what is wrong.
@@ -31,7 +31,7 @@ def read_prompts(file: Path) -> tuple[Text, ...]:
     lines = [(n, line) for n, line in lines if line.strip()]
     if not lines:
         raise BadInput(f"--prompts {file} holds no prompt; at least 1 line is needed")
-    jsonl = lines[0][1].lstrip().startswith("{") and isinstance(_parsed(lines[0][1]), dict)
+    jsonl = file.suffix == ".jsonl" or isinstance(_parsed(lines[0][1]), dict)
     return tuple(
         Text(f"p{n}", _prompted(line, f"--prompts {file}, line {n}") if jsonl else line)
         for n, line in lines
@@ -51,6 +51,7 @@ def _prompted(line: str, where: str) -> Prompted:
         raise BadInput(f"{where}: not a JSON object")
     match entry:
         case {"prompt": str(text)} if text and "messages" not in entry:
+            require_utf8(text, where)
             return text
         case {"messages": [*turns]} if turns and "prompt" not in entry:
             return tuple(_message(turn, where) for turn in turns)
@@ -60,5 +61,6 @@ def _prompted(line: str, where: str) -> Prompted:
 def _message(turn: Any, where: str) -> Message:
     match turn:
         case {"role": str(role), "content": str(content)} if len(turn) == 2:
+            require_utf8(role + content, where)
             return Message(role, content)
     raise BadInput(f"{where}: a message holds a text `role` and a text `content`, got {turn!r}")

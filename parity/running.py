@@ -13,14 +13,14 @@ from rich.progress import Progress
 
 from parity.capability import Capability
 from parity.cases import Case
-from parity.errors import BadInput, Unusable
+from parity.errors import Unusable
 from parity.models import Models
 from parity.remote.address import Address
 from parity.remote.session import open_remote
 from parity.report import junit
 from parity.report.document import document, write
 from parity.report.environment import environment, sources_digest
-from parity.report.files import check_writable, write_whole
+from parity.report.files import check_folder, check_writable, write_whole
 from parity.report.table import capability_table, show, verdict_line
 from parity.report.words import Setting, exit_code
 from parity.report.write import write_report
@@ -46,8 +46,8 @@ class Outputs:
         for option, file in (("--json", self.json), ("--junit", self.junit)):
             if file is not None:
                 check_writable(option, file)
-        if self.report is not None and self.report.exists() and not self.report.is_dir():
-            raise BadInput(f"--report {self.report}: is no folder")
+        if self.report is not None:
+            check_folder("--report", self.report)
 
     def write(self, made: Mapping[str, Any]) -> None:
         """Write what was asked for.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from parity.errors import BadInput
+from parity.errors import BadInput, require_utf8
 
 TIMEOUT_S = 120.0
 ENGINE = "engine"
@@ -54,6 +54,8 @@ def address(
         return None
     if timeout_s is not None and not 0 < timeout_s < math.inf:
         raise BadInput(f"--timeout must be a number of seconds above 0, got {timeout_s:g}")
+    if model is not None:
+        require_utf8(model, "--subject-model")
     if url is not None:
         from parity.remote.http import base_of
 

@@ -111,7 +111,12 @@ class Http:
     def _fetch(self, asked: str, path: str, body: dict[str, Any] | None) -> Reply:
         method = "GET" if body is None else "POST"
         try:
-            with self._http.stream(method, self.url + path, json=body) as answer:
+            # In ASCII: a string may hold what has no form in UTF-8.
+            content = None if body is None else json.dumps(body).encode("ascii")
+            headers = {} if body is None else {"Content-Type": "application/json"}
+            with self._http.stream(
+                method, self.url + path, content=content, headers=headers
+            ) as answer:
                 kind = answer.headers.get("Content-Type", "")
                 if kind.startswith("text/event-stream") and answer.status_code < 300:
                     return self._events(asked, answer)
@@ -199,11 +204,20 @@ def base_of(url: str) -> str:
     """
     try:
         parsed = httpx.URL(url)
-        usable = parsed.scheme in ("http", "https") and bool(parsed.host)
+        port = parsed.port
+        usable = (
+            parsed.scheme in ("http", "https")
+            and bool(parsed.host)
+            and (port is None or 1 <= port <= 65535)
+            and not (parsed.query or parsed.fragment or "?" in url or "#" in url)
+        )
     except (httpx.InvalidURL, UnicodeError):
         usable = False
     if not usable:
-        raise BadInput(f"--subject {url!r} is neither engine nor an address http://HOST:PORT")
+        raise BadInput(
+            f"--subject {url!r} is neither engine nor an address http://HOST:PORT, "
+            "PORT within 1..65535"
+        )
     return url.rstrip("/").removesuffix("/v1").rstrip("/")
 
 
@@ -217,7 +231,7 @@ def error_in(body: Any) -> str | None:
     if not error:
         return None
     text = error if isinstance(error, str) else json.dumps(error)
-    return excerpt(text.encode())
+    return excerpt(text.encode(errors="backslashreplace"))
 
 
 def excerpt(raw: bytes | bytearray) -> str:

@@ -19,6 +19,22 @@ def write_whole(path: Path, text: str) -> None:
         temporary.unlink(missing_ok=True)
 
 
+def check_folder(option: str, folder: Path) -> None:
+    """Refuse a folder that is none, or that cannot be made or written to.
+
+    Raises:
+        BadInput: naming the option and the folder.
+
+    """
+    there = folder.absolute()
+    while not os.path.lexists(there):
+        there = there.parent
+    if not there.is_dir():
+        above = "" if there == folder.absolute() else f"{there} "
+        raise BadInput(f"{option} {folder}: {above}is no folder")
+    _require_open(option, folder, there)
+
+
 def check_writable(option: str, file: Path) -> None:
     """Refuse a file whose folder is missing or closed, or that is no regular file.
 
@@ -31,8 +47,12 @@ def check_writable(option: str, file: Path) -> None:
         raise BadInput(f"{option} {file}: its folder does not exist")
     if file.exists() and not file.is_file():
         raise BadInput(f"{option} {file}: is no regular file")
+    _require_open(option, file, folder)
+
+
+def _require_open(option: str, path: Path, folder: Path) -> None:
     try:
         with tempfile.TemporaryFile(dir=folder):
             pass
     except OSError as error:
-        raise BadInput(f"{option} {file}: cannot be written: {error.strerror}") from error
+        raise BadInput(f"{option} {path}: cannot be written: {error.strerror}") from error

@@ -57,6 +57,7 @@ def leave(*arguments: str) -> int:
         (["run", "--json", "/no/such/file"], "--json /no/such/file: its folder does not exist"),
         (["run", "--junit", "/no/such/file"], "--junit /no/such/file: its folder does not exist"),
         (["run", "--report", "/dev/null"], "--report /dev/null: is no folder"),
+        (["run", "--report", "/dev/null/x/y"], "--report /dev/null/x/y: /dev/null is no folder"),
         (["list", "-k", "nothing-like-it"], "'nothing-like-it' matches none of"),
         (["list", "--coverage", "-k", "nothing-like-it"], "'nothing-like-it' matches no cell"),
         (["list", "--json", "--coverage"], "exclude each other"),
@@ -103,6 +104,41 @@ def test_an_interrupt_is_130(
     monkeypatch.setattr(cli, "_list", interrupted)
     assert leave("list") == 130
     assert capsys.readouterr().err == "parity: interrupted\n"
+
+
+@pytest.mark.parametrize(
+    "command",
+    [("parity", "list"), ("oracle", "deviations", "D25")],
+    ids=" ".join,
+)
+def test_output_that_cannot_be_written_is_one_line(command: tuple[str, ...]) -> None:
+    """A full disk is no difference."""
+    if not Path("/dev/full").exists():
+        pytest.skip("this system has no /dev/full")
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", *command],
+            cwd=ROOT,
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    said = f"{command[0]}: cannot write: No space left on device\n"
+    assert (done.returncode, done.stderr) == (2, said)
+
+
+def test_a_defect_of_ours_is_no_difference(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Python's own exit code for a traceback is 1, which says "different" here."""
+
+    def broken(_: str | None = None) -> None:
+        raise KeyError("defect")
+
+    monkeypatch.setattr(cli, "catalogue", broken)
+    assert leave("list") == 2
+    assert "KeyError: 'defect'" in capsys.readouterr().err
 
 
 def test_list_prints_ids_and_json(capsys: pytest.CaptureFixture[str]) -> None:

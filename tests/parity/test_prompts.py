@@ -64,6 +64,8 @@ def test_prompts_are_named_by_their_line(tmp_path: Path) -> None:
         (b"\n \n", "holds no prompt"),
         (b"ok\xff", "is not UTF-8 (byte 2)"),
         (b'{"prompt": "a"}\nplain', "line 2: not a JSON object"),
+        (b'{"prompt": "a\\ud800"}', "line 1 is not UTF-8 (character 1)"),
+        (b'{"messages": [{"role": "user", "content": "\\udc00"}]}', "line 1 is not UTF-8"),
         (b'{"prompt": ""}', "line 1: needs a non-empty text `prompt`"),
         (b'{"text": "a"}', "line 1: needs a non-empty text `prompt`"),
         (b'{"messages": []}', "line 1: needs a non-empty text `prompt`"),
@@ -79,6 +81,14 @@ def test_a_file_that_holds_none_is_refused(tmp_path: Path, content: bytes, says:
         read_prompts(file)
     assert says in str(refused.value)
     assert str(file) in str(refused.value)
+
+
+def test_a_file_called_jsonl_is_not_taken_for_text(tmp_path: Path) -> None:
+    """A slip in its first line would make prompts of all its lines."""
+    file = tmp_path / "p.jsonl"
+    file.write_text('{"prompt": "a"\n{"prompt": "b"}')
+    with pytest.raises(BadInput, match="line 1: not a JSON object"):
+        read_prompts(file)
 
 
 def test_a_line_that_begins_with_a_brace_may_be_a_text(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from parity.errors import BadInput, Unusable
 from parity.remote import http as limits
 from parity.remote.address import Address, address
 from parity.remote.capabilities import RAW, Endpoint, find, first_accepted
-from parity.remote.http import Http, base_of
+from parity.remote.http import Http, base_of, error_in
 from parity.remote.reading import Unreadable, read_events, read_whole
 from parity.remote.sse import EventReader
 from tests.parity.altered import Script, altered
@@ -170,6 +170,17 @@ def test_nobody_at_the_address_is_one_line() -> None:
         Http("http://127.0.0.1:1", 5.0).reach()
 
 
+def test_text_without_a_utf8_form_is_said_and_asked_as_it_is() -> None:
+    """Half of a surrogate pair, in what a server says and in what it is asked."""
+    assert error_in({"error": "bad \ud800 thing"}) == "bad \\ud800 thing"
+    script = Script()
+    with altered(script) as url:
+        Endpoint(RAW, "x\ud800").ask(Http(url, 5.0), "Once", 3)
+    assert script.seen[0][1]["model"] == "x\ud800"
+    with pytest.raises(BadInput, match="--subject-model is not UTF-8"):
+        address("http://h:1", None, "x\udcff", None)
+
+
 def test_refused_fields_are_not_asked_for_again() -> None:
     """A 4xx for an optional field means that it is not offered."""
     script = Script(refuses=("logprobs", "return_token_ids", "stream", "seed"))
@@ -193,7 +204,22 @@ def test_a_model_that_is_unknown_everywhere_ends_the_run() -> None:
     assert str(raised.value).count("model 'llama': status 404: no such path") == 2
 
 
-@pytest.mark.parametrize("url", ["localhost:80", "ftp://x", "", "http://", "http://[::1"])
+@pytest.mark.parametrize(
+    "url",
+    [
+        "localhost:80",
+        "ftp://x",
+        "",
+        "http://",
+        "http://[::1",
+        "http://h:65536",
+        "http://h:84313",
+        "http://h:0",
+        "http://h:1/v1?x=1",
+        "http://h:1?",
+        "http://h:1/#f",
+    ],
+)
 def test_an_address_is_an_address(url: str) -> None:
     with pytest.raises(BadInput, match="--subject"):
         base_of(url)
