@@ -171,7 +171,10 @@ def test_bad_input_is_one_line_and_exit_2(
         ((*good, "--logit-bias", "5"), "--logit-bias must be ID=BIAS, an id and a number, got '5'"),
         ((*good, "--logit-bias", "a=1"), "--logit-bias must be ID=BIAS"),
         ((*good, "--logit-bias", "5=x"), "--logit-bias must be ID=BIAS"),
-        ((*good, "--logit-bias", "5=nan"), "logit_bias of id 5 must be a number of at most 1e30, got nan"),
+        (
+            (*good, "--logit-bias", "5=nan"),
+            "logit_bias of id 5 must be a number of at most 1e30, got nan",
+        ),
         ((*good, "--logit-bias", "300=1"), "logit_bias ids must be below the vocabulary size 288"),
         (("--target", bare, "--prompt", "x", "--chat"), "bare has no chat template"),
         (("--target", TARGET, "--prompt", "\udcff", "--chat"), "content is not UTF-8"),

@@ -293,8 +293,14 @@ def test_two_model_sequential_with_xtc_is_mlx_lms(
         ({"repetition_context_size": -1}, "repetition_context_size must be between 0 .* got -1"),
         ({"presence_context_size": 2**31}, "presence_context_size must be .* got 2147483648"),
         ({"frequency_context_size": -2}, "frequency_context_size must be between 0 .* got -2"),
-        ({"logit_bias": ((5, float("nan")),)}, "logit_bias of id 5 must be at most .* got nan"),
-        ({"logit_bias": ((5, float("inf")),)}, "logit_bias of id 5 must be at most .* got inf"),
+        (
+            {"logit_bias": ((5, float("nan")),)},
+            "logit_bias of id 5 must be a number of at most .* got nan",
+        ),
+        (
+            {"logit_bias": ((5, float("inf")),)},
+            "logit_bias of id 5 must be a number of at most .* got inf",
+        ),
         ({"logit_bias": ((-5, 1.0),)}, "logit_bias ids must be at least 0, got -5"),
         ({"logit_bias": ((5, 1.0), (5, 2.0))}, "logit_bias names id 5 more than once"),
         ({"logit_bias": {5: 1.0}}, "must be a tuple of .* pairs, got {5: 1.0}"),
