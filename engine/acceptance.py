@@ -10,7 +10,10 @@ from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass
 from typing import Literal
 
-End = Literal["cancelled", "stop", "length"]
+Broken = Literal["cancelled", "failed"]
+"""Why a row ends in the middle: its reader went away, or could not take a token."""
+
+End = Literal[Broken, "stop", "length"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,16 +70,16 @@ class Outcome:
     pending: int | None
 
 
-def settle(walk: Walk, delivered: int, *, stopped: bool, cancelled: bool = False) -> Outcome:
+def settle(walk: Walk, delivered: int, *, stopped: bool, broken: Broken | None = None) -> Outcome:
     """Decide a row's outcome after delivery.
 
     Args:
         delivered: how many of `walk.emitted` the consumer took.
         stopped: the consumer ended the text at the last delivered token (a stop string).
-        cancelled: the consumer went away; nothing of the draft is kept.
+        broken: nothing of the draft is kept.
     """
-    if cancelled:
-        return Outcome("cancelled", 0, None)
+    if broken is not None:
+        return Outcome(broken, 0, None)
     retained = min(delivered, walk.accepted)
     if stopped:
         return Outcome("stop", retained, None)

@@ -17,7 +17,7 @@ from .prefill import CHUNK, prefill
 from .processors import make_processors
 from .rounds import Rounds, Row, accept
 from .sampling import RowSampling, make_row_sampler, resolve_seed
-from .state.native import NativeRows
+from .state.rows import Rows
 from .stops import Piece, TextStream
 from .target import Target
 from .values import Finish, Request, Sampling, Statistics, TokenEvent, Usage
@@ -31,7 +31,7 @@ class Live:
     stream takes it, at the call and for good.
     """
 
-    target: NativeRows
+    target: Rows
     draft: DraftRows | None = None
     held: list[int] = field(default_factory=list)
     in_use: bool = False
@@ -101,7 +101,6 @@ def _stream(
     )
     if drafter is not None:
         live.draft = drafter.open(samplers)
-        live.draft.append(None)
     text = _Collector(TextStream(target.tokenizer, request.stop_strings))
     row = Row(
         consumer=text,
@@ -123,6 +122,8 @@ def _stream(
     try:
         while not rounds.done:
             rounds.step()
+            if row.error is not None:
+                raise row.error
             yield from text.ready()
     finally:
         rounds.close()

@@ -7,14 +7,14 @@ from collections.abc import Sequence
 import mlx.core as mx
 
 from .drafters.source import DraftRows, PrefillMode
-from .state.native import NativeRows
+from .state.rows import Rows
 
 CHUNK = 2048
 """Tokens per forward, as in mlx_lm.server. It bounds memory; the text does not depend on it."""
 
 
 def prefill(
-    target: NativeRows,
+    target: Rows,
     draft: DraftRows | None,
     prompt: Sequence[int],
     *,

@@ -3,33 +3,35 @@
 `Rounds.step()` is one round. It is cut in two, so that the device works while the host reads:
 `_launch` builds draft and verify without waiting for either; `_land` reads both at once, walks
 each row, and settles target and drafter before any token leaves.
+
+Between rounds, `selected` and `joined` make new `Rounds` of fewer and of more rows.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, Self
 
 import mlx.core as mx
 
-from .acceptance import End, Outcome, settle, walk
+from .acceptance import Broken, End, Outcome, Walk, settle, walk
 from .drafters.source import Draft, DraftRows
 from .errors import LawError
 from .host import read
 from .sampling import RowSampling
-from .state.native import Undo
+from .state.rows import Undo
 from .values import RoundTrace
 
 
 class TargetRows(Protocol):
-    """The target's memory of a group's rows; see `state.native.NativeRows`."""
+    """The target's memory of a group's rows; see `state.rows.Rows`."""
 
     @property
     def steps_back_freely(self) -> bool: ...
 
     @property
-    def longest_window(self) -> int | None: ...
+    def longest_windows(self) -> tuple[int | None, ...]: ...
 
     def begin(self, undo: Undo) -> None: ...
 
@@ -39,12 +41,16 @@ class TargetRows(Protocol):
 
     def poison(self, error: BaseException) -> None: ...
 
+    def selected(self, keep: Sequence[int]) -> Self: ...
+
+    def joined(self, other: Self) -> Self: ...
+
 
 class Consumer(Protocol):
     """Takes a row's tokens one at a time."""
 
     def take(self, token: int, logprob: float, *, from_draft: bool, round: int) -> bool:
-        """False ends the row at this token."""
+        """False ends the row at this token; an exception ends it as failed."""
         ...
 
 
@@ -53,7 +59,8 @@ class Row:
     """One request in flight.
 
     `held` are the tokens in the target's state; `pending` is the last known one, which is not.
-    `step` numbers the next token to draw; `remaining` is the budget.
+    `step` numbers the next token to draw; `remaining` is the budget. Any thread may set
+    `cancelled`: the row then takes no more tokens and ends with the round.
     """
 
     consumer: Consumer
@@ -63,7 +70,9 @@ class Row:
     step: int
     remaining: int
     trace: list[RoundTrace] = field(default_factory=list)
+    cancelled: bool = False
     end: End | None = None
+    error: Exception | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +85,7 @@ class Flight:
 
 
 class Rounds:
-    """Rounds over a group until every row has ended.
+    """Rounds over a group of rows. Rows that have ended are to be left out before the next.
 
     Without a drafter the next window's only token is already on the device when a round is
     launched, so the next round is launched before this one is read. `close` takes it back. Where
@@ -93,10 +102,10 @@ class Rounds:
         depth: int,
         vocab_size: int,
     ) -> None:
-        self._target = target
-        self._draft = draft
+        self.target = target
+        self.draft = draft
         self._sampling = sampling
-        self._rows = rows
+        self.rows = rows
         self._depth = depth
         self._vocab_size = vocab_size
         self._no_draft = Draft.of([[] for _ in rows])
@@ -105,39 +114,75 @@ class Rounds:
 
     @property
     def done(self) -> bool:
-        return all(row.end is not None for row in self._rows)
+        return all(row.end is not None for row in self.rows)
 
     def step(self) -> None:
-        """Run one round: tokens go to each row's consumer, then both states are settled."""
+        """Run one round: tokens go to each row's consumer, then both states are settled.
+
+        Raises:
+            LawError: a row has ended, or the drafter broke its contract.
+            Exception: whatever the model or the drafter raised. The state of all rows is lost.
+        """
+        if any(row.end is not None for row in self.rows):
+            raise LawError("a round over rows of which some have ended")
         try:
             flight, self._ahead = self._ahead or self._launch(self._pending()), None
-            if self._looks_ahead and all(row.remaining > 1 for row in self._rows):
+            if self._looks_ahead and all(row.remaining > 1 for row in self.rows):
                 # Nothing of a window without drafts is ever rejected.
-                self._target.resolve([1] * len(self._rows))
+                self.target.resolve([1] * len(self.rows))
                 self._ahead = self._launch(flight.samples, steps_ahead=1)
             self._land(flight)
         except BaseException as error:
             self._ahead = None
-            self._target.poison(error)
+            self.target.poison(error)
             raise
         if self.done:
             self.close()
+
+    def selected(self, keep: Sequence[int]) -> Rounds:
+        """The rows `keep`, at least one, in that order."""
+        self.close()
+        return Rounds(
+            self.target.selected(keep),
+            None if self.draft is None else self.draft.selected(keep),
+            self._sampling.selected(keep),
+            [self.rows[r] for r in keep],
+            depth=self._depth,
+            vocab_size=self._vocab_size,
+        )
+
+    def joined(self, other: Rounds) -> Rounds:
+        """These rows and the other's behind them, at the depth of these."""
+        self.close()
+        other.close()
+        draft = self.draft
+        if draft is not None:
+            assert other.draft is not None
+            draft = draft.joined(other.draft)
+        return Rounds(
+            self.target.joined(other.target),
+            draft,
+            self._sampling.joined(other._sampling),
+            [*self.rows, *other.rows],
+            depth=self._depth,
+            vocab_size=self._vocab_size,
+        )
 
     def close(self) -> None:
         """Take back a round that was launched ahead. The state is then settled."""
         if self._ahead is not None:
             self._ahead = None
-            self._target.resolve([0] * len(self._rows))
+            self.target.resolve([0] * len(self.rows))
 
     def _launch(self, pending: mx.array, *, steps_ahead: int = 0) -> Flight:
         """Draft and verify for pending ids [B, 1]."""
-        steps = [row.step + steps_ahead for row in self._rows]
+        steps = [row.step + steps_ahead for row in self.rows]
         draft = self._propose(steps)
         window = self._window(pending, draft)
         # The pending token itself is never rejected.
         certain = Undo.FORWARDS if steps_ahead else Undo.NOTHING
-        self._target.begin(certain if window.shape[1] == 1 else Undo.TOKENS)
-        logits = self._target.forward(window)
+        self.target.begin(certain if window.shape[1] == 1 else Undo.TOKENS)
+        logits = self.target.forward(window)
         samples, logprobs = self._sampling.choose(logits, self._known(steps_ahead), window, steps)
         chosen = mx.take_along_axis(logprobs, samples[..., None], axis=-1)[..., 0]
         mx.async_eval(samples, chosen)
@@ -149,52 +194,56 @@ class Rounds:
         A round in flight has a window of one: the pending id, which is known but not held yet.
         """
         known: list[list[int]] = []
-        for row, reach in zip(self._rows, self._sampling.reaches, strict=True):
+        for row, reach in zip(self.rows, self._sampling.reaches, strict=True):
             start = 0 if reach is None else max(0, len(row.held) - reach)
             known.append(row.held[start:] + [row.pending] * steps_ahead)
         return known
 
     def _propose(self, steps: Sequence[int]) -> Draft:
-        if self._draft is None:
+        if self.draft is None:
             return self._no_draft
-        depth = min(self._depth, max(row.remaining for row in self._rows))
-        if (longest := self._target.longest_window) is not None:
-            depth = min(depth, longest - 1)
-        draft = self._draft.draft([row.pending for row in self._rows], depth, steps)
-        if len(draft.lengths) != len(self._rows) or max(draft.lengths) > depth:
+        # A row drafts no more in company than it would alone.
+        caps = [
+            min(self._depth, row.remaining, self._depth if longest is None else longest - 1)
+            for row, longest in zip(self.rows, self.target.longest_windows, strict=True)
+        ]
+        depth = max(caps)
+        draft = self.draft.draft([row.pending for row in self.rows], depth, steps)
+        if len(draft.lengths) != len(self.rows) or max(draft.lengths) > depth:
             raise LawError(
-                f"round {len(self._rows[0].trace)}: the drafter returned lengths {draft.lengths} "
-                f"for {len(self._rows)} rows at depth {depth}"
+                f"round {len(self.rows[0].trace)}: the drafter returned lengths {draft.lengths} "
+                f"for {len(self.rows)} rows at depth {depth}"
             )
-        return draft
+        return Draft(draft.tokens, tuple(map(min, draft.lengths, caps)))
 
     def _window(self, pending: mx.array, draft: Draft) -> mx.array:
         """Ids [B, K+1]: pending, the draft, then the row's own pending again as padding."""
         width = max(draft.lengths)
         if width == 0:
             return pending
+        tokens = draft.tokens[:, :width]
         # A draft model may know ids that the target has no embedding for; they never match.
-        usable = draft.tokens < self._vocab_size
+        usable = tokens < self._vocab_size
         if min(draft.lengths) < width:
             usable &= mx.arange(width) < mx.array(draft.lengths)[:, None]
-        return mx.concatenate([pending, mx.where(usable, draft.tokens, pending)], axis=1)
+        return mx.concatenate([pending, mx.where(usable, tokens, pending)], axis=1)
 
     def _land(self, flight: Flight) -> None:
         mx.eval(flight.samples, flight.logprobs, flight.draft.tokens)
         samples, logprobs = read(flight.samples), read(flight.logprobs)
         drafts = read(flight.draft.tokens)
         outcomes: list[Outcome] = []
-        for r, row in enumerate(self._rows):
+        for r, row in enumerate(self.rows):
             draft = drafts[r][: flight.draft.lengths[r]]
             outcomes.append(accept(row, draft, samples[r], logprobs[r]))
         retained = [outcome.retained for outcome in outcomes]
         if self._ahead is None:
-            self._target.resolve([1 + kept for kept in retained])
-        if self._draft is not None:
-            self._draft.commit(retained)
+            self.target.resolve([1 + kept for kept in retained])
+        if self.draft is not None:
+            self.draft.commit(retained)
 
     def _pending(self) -> mx.array:
-        return mx.array([[row.pending] for row in self._rows], dtype=mx.uint32)
+        return mx.array([[row.pending] for row in self.rows], dtype=mx.uint32)
 
 
 def accept(
@@ -202,16 +251,9 @@ def accept(
 ) -> Outcome:
     """Walk one row, hand its tokens to its consumer one at a time, and write down the round."""
     verdict = walk(draft, samples, row.remaining, row.eos)
-    delivered = 0
-    stopped = False
-    for position, token in enumerate(verdict.emitted):
-        from_draft = position < verdict.accepted
-        number = len(row.trace)
-        delivered += 1
-        if not row.consumer.take(token, logprobs[position], from_draft=from_draft, round=number):
-            stopped = True
-            break
-    outcome = settle(verdict, delivered, stopped=stopped)
+    delivered, stopped = _deliver(row, verdict, logprobs)
+    broken: Broken | None = "cancelled" if row.cancelled else "failed" if row.error else None
+    outcome = settle(verdict, delivered, stopped=stopped, broken=broken)
     emitted = verdict.emitted[:delivered]
     row.trace.append(RoundTrace(tuple(draft), verdict.accepted, emitted, outcome.retained))
     row.held += [row.pending, *draft[: outcome.retained]]
@@ -221,3 +263,22 @@ def accept(
     if outcome.pending is not None:
         row.pending = outcome.pending
     return outcome
+
+
+def _deliver(row: Row, verdict: Walk, logprobs: Sequence[float]) -> tuple[int, bool]:
+    """Hand over what the walk emits: how many tokens were taken, and whether the row stops."""
+    number = len(row.trace)
+    for position, token in enumerate(verdict.emitted):
+        if row.cancelled:
+            return position, False
+        from_draft = position < verdict.accepted
+        try:
+            goes_on = row.consumer.take(
+                token, logprobs[position], from_draft=from_draft, round=number
+            )
+        except Exception as error:
+            row.error = error
+            return position, False
+        if not goes_on:
+            return position + 1, True
+    return len(verdict.emitted), False

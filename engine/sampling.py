@@ -186,9 +186,17 @@ class RowSampling:
         if len(samplers) > 1 and any(isinstance(s, Sequential) for s in samplers):
             raise BadInput("rng 'sequential' draws on one chain and serves 1 row, not a group")
         self._samplers = tuple(samplers)
-        self._processors = tuple(processors) or (None,) * len(samplers)
+        self._processors = tuple(processors) or (None,) * len(self._samplers)
         self.reaches = tuple(0 if p is None else p.reach for p in self._processors)
         self._all_greedy = all(isinstance(s, Greedy) for s in samplers)
+
+    def selected(self, keep: Sequence[int]) -> RowSampling:
+        """That of the rows `keep`, in that order."""
+        return RowSampling([self._samplers[r] for r in keep], [self._processors[r] for r in keep])
+
+    def joined(self, other: RowSampling) -> RowSampling:
+        """That of these rows and of the other's behind them."""
+        return RowSampling(self._samplers + other._samplers, self._processors + other._processors)
 
     def choose(
         self,

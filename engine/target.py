@@ -12,16 +12,19 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import mlx.core as mx
 import mlx_lm
 from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.utils import hf_repo_to_path
 
 from .errors import BadInput
+from .state.checkpoint import restore_caches
 from .state.layouts import Cache
-from .state.native import NativeRows
-from .state.probe import prove
+from .state.membership import no_row_form
+from .state.probe import prove, prove_rows
 from .state.quantize import KVQuantization, require_quantizable
 from .state.replay import Recorder
+from .state.rows import Rows
 from .values import require_utf8
 
 
@@ -78,11 +81,37 @@ class Target:
             folder = hf_repo_to_path(str(path_or_id))
         return cls(model, tokenizer, config, folder, quantization=quantization)
 
-    def new_rows(self) -> NativeRows:
+    def new_rows(self) -> Rows:
         """An empty state for one row."""
-        return NativeRows(
+        return self._rows(self._new_caches(), 0)
+
+    def restored_rows(self, layout: str, tensors: Sequence[mx.array], processed: int) -> Rows:
+        """One row from what `capture_caches` returned after `processed` tokens.
+
+        Raises:
+            BadInput: it does not fit this model.
+        """
+        caches = self._new_caches()
+        restore_caches(caches, layout, tensors, processed)
+        return self._rows(caches, processed)
+
+    @cached_property
+    def cannot_share(self) -> tuple[str, ...]:
+        """Why rows of this model must each be a group of one; empty if they need not.
+
+        The first question costs some small forwards.
+        """
+        caches = self._new_caches()
+        if names := no_row_form(caches):
+            return tuple(f"cache kind {name} has no row layout" for name in names)
+        problem = prove_rows(self.model, self._new_caches, lambda: self._recorder)
+        return () if problem is None else (problem,)
+
+    def _rows(self, caches: list[Cache], processed: int) -> Rows:
+        return Rows(
             self.model,
-            self._new_caches(),
+            caches,
+            (processed,),
             replayer=lambda: self._recorder,
             quantization=self._quantization,
         )

@@ -55,9 +55,9 @@ class NgramRows:
 
     prefill_mode: PrefillMode = "tail-split"
 
-    def __init__(self, max_n: int, min_n: int) -> None:
+    def __init__(self, max_n: int, min_n: int, rows: Sequence[History]) -> None:
         self._max_n, self._min_n = max_n, min_n
-        self._rows: list[History] = []
+        self._rows = list(rows)
         self._drafts: list[list[int]] | None = None
 
     @property
@@ -68,14 +68,11 @@ class NgramRows:
     def row_count(self) -> int:
         return len(self._rows)
 
-    def append(self, checkpoint: Checkpoint | None) -> None:
-        history = History(self._max_n, self._min_n)
-        if checkpoint is not None:
-            history.push(self._stored_tokens(checkpoint))
-        self._rows.append(history)
+    def selected(self, keep: Sequence[int]) -> NgramRows:
+        return NgramRows(self._max_n, self._min_n, [self._rows[r] for r in keep])
 
-    def filter_rows(self, keep: Sequence[int]) -> None:
-        self._rows = [self._rows[r] for r in keep]
+    def joined(self, other: NgramRows) -> NgramRows:
+        return NgramRows(self._max_n, self._min_n, self._rows + other._rows)
 
     def prefill(self, tokens: mx.array) -> None:
         rows: list[list[int]] = read(tokens)
@@ -101,6 +98,25 @@ class NgramRows:
         vector = mx.array(tokens, dtype=mx.int32)
         return Checkpoint(len(tokens), Attachment(SCHEMA, metadata, (vector,)))
 
+
+class NgramProvider:
+    """Opens n-gram groups. `max_n` is clamped to at least 1, `min_n` to 1..max_n."""
+
+    id = "ngram"
+    weights_bytes = 0
+    default_depth = 10
+    cannot_share: tuple[str, ...] = ()
+
+    def __init__(self, max_n: int = 3, min_n: int = 1) -> None:
+        self._max_n = max(1, max_n)
+        self._min_n = min(max(1, min_n), self._max_n)
+
+    def open(self, sampling: RowSampling, checkpoint: Checkpoint | None = None) -> NgramRows:
+        history = History(self._max_n, self._min_n)
+        if checkpoint is not None:
+            history.push(self._stored_tokens(checkpoint))
+        return NgramRows(self._max_n, self._min_n, [history])
+
     def _stored_tokens(self, checkpoint: Checkpoint) -> list[int]:
         attachment = require_schema(checkpoint, SCHEMA)
         policy = (attachment.metadata.get("max"), attachment.metadata.get("min"))
@@ -118,18 +134,3 @@ class NgramRows:
             )
         tokens: list[int] = read(vector)
         return tokens
-
-
-class NgramProvider:
-    """Opens n-gram groups. `max_n` is clamped to at least 1, `min_n` to 1..max_n."""
-
-    id = "ngram"
-    weights_bytes = 0
-    default_depth = 10
-
-    def __init__(self, max_n: int = 3, min_n: int = 1) -> None:
-        self._max_n = max(1, max_n)
-        self._min_n = min(max(1, min_n), self._max_n)
-
-    def open(self, sampling: RowSampling) -> NgramRows:
-        return NgramRows(self._max_n, self._min_n)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal, Protocol, Self
 
 import mlx.core as mx
 
@@ -43,8 +43,9 @@ class Draft:
 class DraftRows(Protocol):
     """The drafter's memory of a group's rows.
 
-    Order of calls: `append` a row, `prefill` its prompt, then `draft` and `commit` in turn.
-    Membership and `capture` are legal only between committed rounds, or between prefill chunks.
+    Order of calls: `prefill` the prompts in chunks, then `draft` and `commit` in turn. `selected`,
+    `joined` and `capture` are legal only between committed rounds, or between prefill chunks. The
+    first two return new rows; of those they came from only what is not continued may be dropped.
     """
 
     @property
@@ -58,16 +59,12 @@ class DraftRows(Protocol):
     @property
     def row_count(self) -> int: ...
 
-    def append(self, checkpoint: Checkpoint | None) -> None:
-        """Add a row at the end: restored from a checkpoint, or empty.
-
-        Raises:
-            BadInput: the checkpoint has another schema, policy or length. Nothing has changed.
-        """
+    def selected(self, keep: Sequence[int]) -> Self:
+        """The rows `keep`, at least one, in that order."""
         ...
 
-    def filter_rows(self, keep: Sequence[int]) -> None:
-        """Keep the rows `keep`, in that order."""
+    def joined(self, other: Self) -> Self:
+        """These rows and the other's behind them. A failure leaves both as they were."""
         ...
 
     def prefill(self, tokens: mx.array) -> None:
@@ -103,6 +100,15 @@ class DraftProvider(Protocol):
     @property
     def default_depth(self) -> int: ...
 
-    def open(self, sampling: RowSampling) -> DraftRows:
-        """An empty group whose sampled drafts use the rows' own samplers."""
+    @property
+    def cannot_share(self) -> tuple[str, ...]:
+        """Why its rows must each be a group of one; empty if they need not."""
+        ...
+
+    def open(self, sampling: RowSampling, checkpoint: Checkpoint | None = None) -> DraftRows:
+        """One row, empty or restored, whose sampled drafts use the row's own sampler.
+
+        Raises:
+            BadInput: the checkpoint has another schema, policy or length.
+        """
         ...

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
@@ -21,9 +22,8 @@ from ..state.checkpoint import (
     Checkpoint,
     capture_caches,
     require_schema,
-    restore_caches,
 )
-from ..state.native import NativeRows, Undo
+from ..state.rows import Rows, Undo
 from ..target import Target
 from .source import Draft, PrefillMode
 
@@ -39,20 +39,32 @@ PROBES = (
 """Texts on which tokenizers of different families disagree."""
 
 
-class TwoModelRows:
-    """The draft model's state for a group's rows. See `DraftRows`; one row on native caches.
+@dataclass(slots=True)
+class Lag:
+    """What the draft model has not seen of its own last draft.
 
-    After a full accept the draft model has not seen its own last draft. `_lag` keeps that id
-    [1, 1] on the device, and the next round feeds it in front of the pending token.
+    After a full accept that is one id, which the next forward feeds first: `tokens` [B, 1] on the
+    device, of which only the rows `lagging` count.
     """
+
+    lagging: tuple[bool, ...]
+    tokens: mx.array
+
+    @classmethod
+    def none(cls, rows: int) -> Lag:
+        return cls((False,) * rows, mx.zeros((rows, 1), mx.uint32))
+
+
+class TwoModelRows:
+    """The draft model's state for a group's rows. See `DraftRows`."""
 
     prefill_mode: PrefillMode = "tail-split"
 
-    def __init__(self, model: Target, sampling: RowSampling) -> None:
+    def __init__(self, model: Target, sampling: RowSampling, state: Rows, lag: Lag) -> None:
         self._model = model
         self._sampling = sampling
-        self._state: NativeRows | None = None
-        self._lag: mx.array | None = None
+        self._state = state
+        self._lag = lag
         self._round: Draft | None = None
 
     @property
@@ -61,90 +73,82 @@ class TwoModelRows:
 
     @property
     def row_count(self) -> int:
-        return 0 if self._state is None else 1
+        return self._state.row_count
 
-    def append(self, checkpoint: Checkpoint | None) -> None:
-        if self._state is not None:
-            raise BadInput("a group on native caches holds 1 row, got a second")
-        state, lag = self._model.new_rows(), None
-        if checkpoint is not None:
-            state, lag = self._restored(checkpoint)
-        self._state, self._lag = state, lag
+    def selected(self, keep: Sequence[int]) -> TwoModelRows:
+        lagging = tuple(self._lag.lagging[r] for r in keep)
+        lag = Lag(lagging, self._lag.tokens[mx.array(list(keep))])
+        sampling = self._sampling.selected(keep)
+        return TwoModelRows(self._model, sampling, self._state.selected(keep), lag)
 
-    def filter_rows(self, keep: Sequence[int]) -> None:
-        if not keep:
-            self._state, self._lag = None, None
+    def joined(self, other: TwoModelRows) -> TwoModelRows:
+        ours, theirs = self._lag, other._lag
+        lag = Lag(ours.lagging + theirs.lagging, mx.concatenate([ours.tokens, theirs.tokens]))
+        sampling = self._sampling.joined(other._sampling)
+        return TwoModelRows(self._model, sampling, self._state.joined(other._state), lag)
 
     def prefill(self, tokens: mx.array) -> None:
-        state = self._require_state()
-        state.forward(self._behind_lag(tokens))
-        self._lag = None
-        mx.eval(state.arrays())
+        self._feed(tokens)
+        mx.eval(self._state.arrays())
 
     def draft(self, pending: Sequence[int], depth: int, steps: Sequence[int]) -> Draft:
-        state = self._require_state()
-        # The forwards below are cut where a commit may end: only whole ones are taken back.
-        state.begin(Undo.FORWARDS)
-        fed = self._behind_lag(mx.array([pending], dtype=mx.uint32).reshape(-1, 1))
+        logits = self._feed(mx.array(list(pending), dtype=mx.uint32)[:, None])
+        # Each forward below is one token, and a commit ends behind one of them.
+        self._state.begin(Undo.FORWARDS)
         tokens: list[mx.array] = []
-        # Depth 0 proposes nothing, but the draft model must still see the pending token.
-        for position in range(max(depth, 1)):
-            logits = state.forward(fed)[:, -1:, :]
-            if depth == 0:
-                mx.async_eval(state.arrays())
-                break
-            fed = self._sampling.sample(log_softmax(logits), [s + position for s in steps])
-            mx.async_eval(fed)
-            tokens.append(fed)
-        drafted = mx.concatenate(tokens, axis=1) if tokens else mx.zeros((1, 0), mx.uint32)
-        self._round = Draft(drafted, (depth,) * len(pending))
+        for position in range(depth):
+            if position > 0:
+                logits = self._state.forward(tokens[-1])
+            drawn = self._sampling.sample(log_softmax(logits), [s + position for s in steps])
+            mx.async_eval(drawn)
+            tokens.append(drawn)
+        if not tokens:
+            # Nothing is proposed, but the draft model has seen the pending token.
+            mx.async_eval(self._state.arrays())
+        rows = self.row_count
+        drafted = mx.concatenate(tokens, axis=1) if tokens else mx.zeros((rows, 0), mx.uint32)
+        self._round = Draft(drafted, (depth,) * rows)
         return self._round
 
     def commit(self, retained: Sequence[int]) -> None:
-        state, drafted = self._require_state(), self._round
+        drafted = self._round
         if drafted is None:
             raise LawError("two-model commit without draft")
-        (depth,), (kept,) = drafted.lengths, retained
-        lag = 0 if self._lag is None else 1
-        state.resolve([lag + 1 + min(kept, max(depth - 1, 0))])
-        self._lag = drafted.tokens[:, depth - 1 :] if 0 < depth == kept else None
+        depth = drafted.lengths[0]
+        self._state.resolve([min(kept, max(depth - 1, 0)) for kept in retained])
+        if depth > 0:
+            full = tuple(kept == depth for kept in retained)
+            self._lag = Lag(full, drafted.tokens[:, depth - 1 :])
         self._round = None
 
     def capture(self, row: int) -> Checkpoint:
-        state = self._require_state()
-        lag = False if self._lag is None else int(read(self._lag)[0][0])
-        processed = state.processed + (self._lag is not None)
-        layers, tensors = capture_caches(state.caches)
+        lagging = self._lag.lagging[row]
+        processed = self._state.processed[row] + lagging
+        layers, tensors = capture_caches(self._state.lowered(row))
         metadata: dict[str, str | int | bool] = {
             "processed_tokens": processed,
-            "pending_last": lag,
+            "pending_last": int(read(self._lag.tokens)[row][0]) if lagging else False,
             "layers": layers,
         }
         return Checkpoint(processed, Attachment(self.namespace, metadata, tensors))
 
-    def _restored(self, checkpoint: Checkpoint) -> tuple[NativeRows, mx.array | None]:
-        attachment = require_schema(checkpoint, self.namespace)
-        processed = attachment.metadata.get("processed_tokens")
-        if processed != checkpoint.processed_tokens:
-            raise BadInput(
-                f"checkpoint stands at {checkpoint.processed_tokens} tokens, "
-                f"its attachment at {processed}"
-            )
-        lag = attachment.metadata.get("pending_last")
-        held = checkpoint.processed_tokens - (lag is not False)
-        rows = self._model.new_rows()
-        layers = str(attachment.metadata.get("layers"))
-        restore_caches(rows.caches, layers, attachment.tensors, held)
-        rows.processed = held
-        return rows, None if lag is False else mx.array([[lag]], dtype=mx.uint32)
-
-    def _behind_lag(self, tokens: mx.array) -> mx.array:
-        return tokens if self._lag is None else mx.concatenate([self._lag, tokens], axis=1)
-
-    def _require_state(self) -> NativeRows:
-        if self._state is None:
-            raise LawError("the group has no row")
-        return self._state
+    def _feed(self, tokens: mx.array) -> mx.array:
+        """Forward ids [B, N >= 1] behind what lags; the logits [B, 1, V] of each row's last."""
+        lag, width = self._lag, tokens.shape[1]
+        self._lag = Lag.none(self.row_count)
+        if not any(lag.lagging):
+            return self._state.forward(tokens)[:, -1:]
+        behind = mx.concatenate([lag.tokens, tokens], axis=1)
+        if all(lag.lagging):
+            return self._state.forward(behind)[:, -1:]
+        # Rows without a lag end one token earlier: the padding behind them is taken back.
+        lagging = mx.array(lag.lagging)[:, None]
+        padded = mx.concatenate([tokens, tokens[:, -1:]], axis=1)
+        self._state.begin(Undo.TOKENS)
+        logits = self._state.forward(mx.where(lagging, behind, padded))
+        self._state.resolve([width + own for own in lag.lagging])
+        ends = mx.array([width - 1 + own for own in lag.lagging])[:, None, None]
+        return mx.take_along_axis(logits, ends, axis=1)
 
 
 class TwoModelProvider:
@@ -178,9 +182,30 @@ class TwoModelProvider:
         self._draft = draft
 
     @property
+    def cannot_share(self) -> tuple[str, ...]:
+        return self._draft.cannot_share
+
+    @property
     def weights_bytes(self) -> int:
         arrays: Any = tree_flatten(self._draft.model.parameters())
         return sum(array.nbytes for _, array in arrays)
 
-    def open(self, sampling: RowSampling) -> TwoModelRows:
-        return TwoModelRows(self._draft, sampling)
+    def open(self, sampling: RowSampling, checkpoint: Checkpoint | None = None) -> TwoModelRows:
+        state, lag = self._draft.new_rows(), Lag.none(1)
+        rows = TwoModelRows(self._draft, sampling, state, lag)
+        if checkpoint is None:
+            return rows
+        attachment = require_schema(checkpoint, rows.namespace)
+        processed = attachment.metadata.get("processed_tokens")
+        if processed != checkpoint.processed_tokens:
+            raise BadInput(
+                f"checkpoint stands at {checkpoint.processed_tokens} tokens, "
+                f"its attachment at {processed}"
+            )
+        last = attachment.metadata.get("pending_last")
+        if last is not False:
+            lag = Lag((True,), mx.array([[last]], dtype=mx.uint32))
+        held = checkpoint.processed_tokens - any(lag.lagging)
+        layers = str(attachment.metadata.get("layers"))
+        state = self._draft.restored_rows(layers, attachment.tensors, held)
+        return TwoModelRows(self._draft, sampling, state, lag)

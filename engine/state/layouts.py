@@ -14,7 +14,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import mlx.core as mx
 from mlx_lm.models.cache import (
@@ -27,8 +27,12 @@ from mlx_lm.models.cache import (
     RotatingKVCache,
 )
 
+from .columns import Columns, Place, QuantizedColumns
+
 Cache = Any
-"""One of mlx-lm's cache objects; the library gives them no common base with types."""
+"""One of mlx-lm's cache objects, which have no common base with types, or our own in its place."""
+
+A = TypeVar("A", mx.array, mx.array | None)
 
 Mark = Any
 """What a kind's `mark` returned and its `back` understands."""
@@ -36,9 +40,10 @@ Mark = Any
 
 @dataclass(frozen=True, slots=True)
 class Boundary:
-    """A place inside a transaction: `kept` tokens into forward number `forward`.
+    """One row's boundary in a transaction: `kept` tokens into forward number `forward`.
 
     That forward appended `width` tokens, kept < width; `dropped` tokens in all are to be forgotten.
+    Where nothing is, the boundary lies before a forward that has not taken place: kept 0.
     """
 
     forward: int
@@ -51,17 +56,17 @@ class Boundary:
 class Layout:
     """One cache kind.
 
-    `back(cache, marks, boundary)` restores the boundary, given the marks taken before each
+    `back(cache, marks, boundaries)` restores each row's boundary, given the marks taken before each
     forward; None: the kind cannot. `free`: a mark costs no copy of what it marks.
     """
 
     name: str
     mark: Callable[[Cache], Mark]
-    back: Callable[[Cache, Sequence[Mark], Boundary], None] | None
+    back: Callable[[Cache, Sequence[Mark], Sequence[Boundary]], None] | None
     free: bool = True
 
 
-def handle(array: mx.array | None) -> mx.array | None:
+def handle(array: A) -> A:
     """Another Python object for the same array, without a copy of the data.
 
     `a[i] = v` changes what the object `a` stands for: whoever shares the object sees it, whoever
@@ -89,11 +94,12 @@ def _mark_ring(cache: Cache) -> Mark:
     return handle(cache.keys), handle(cache.values), cache.offset, cache._idx
 
 
-def _back_ring(cache: Cache, marks: Sequence[Mark], at: Boundary) -> None:
+def _back_ring(cache: Cache, marks: Sequence[Mark], bounds: Sequence[Boundary]) -> None:
     """Restore the ring before the forward and append the kept columns as a forward would.
 
     A window of several tokens stands at the end of the ring that it leaves behind.
     """
+    (at,) = bounds
     following = [*marks[at.forward + 1 :], _mark_ring(cache)]
     keys, values, *_ = following[0]
     cache.keys, cache.values, cache.offset, cache._idx = marks[at.forward]
@@ -110,8 +116,9 @@ def _mark_chunked(cache: Cache) -> Mark:
     return arrays, cache.start_position, cache.offset
 
 
-def _back_chunked(cache: Cache, marks: Sequence[Mark], at: Boundary) -> None:
+def _back_chunked(cache: Cache, marks: Sequence[Mark], bounds: Sequence[Boundary]) -> None:
     """Bring back the front as it was, if a later forward dropped more of it; move the end."""
+    (at,) = bounds
     for arrays, start, _ in marks[at.forward + (at.kept > 0) :]:
         if arrays is not None:
             (cache.keys, cache.values), cache.start_position = arrays, start
@@ -123,14 +130,31 @@ def _mark_recurrent(cache: Cache) -> Mark:
     return [handle(slot) for slot in cache.cache], handle(cache.left_padding), handle(cache.lengths)
 
 
-def _back_recurrent(cache: Cache, marks: Sequence[Mark], at: Boundary) -> None:
-    """Select the state before the forward; tokens of the forward itself need a replay."""
-    cache.cache, cache.left_padding, cache.lengths = marks[at.forward]
+def _back_recurrent(cache: Cache, marks: Sequence[Mark], bounds: Sequence[Boundary]) -> None:
+    """Select each row's state before its forward; tokens of the forward itself need a replay."""
+    states = [*marks, _mark_recurrent(cache)]
+    forwards = [at.forward for at in bounds]
+    cache.cache, cache.left_padding, cache.lengths = states[forwards[0]]
+    if len(set(forwards)) > 1:
+        slots = zip(*(states[forward][0] for forward in forwards), strict=True)
+        cache.cache = [_rows_of(slot) for slot in slots]
+
+
+def _rows_of(states: Sequence[mx.array | None]) -> mx.array | None:
+    """Row r of the r-th array [B, ...]; zeros where nothing had been seen."""
+    known = [state for state in states if state is not None]
+    if not known:
+        return None
+    cold = mx.zeros_like(known[0])
+    rows = [cold if state is None else state for state in states]
+    return mx.concatenate([state[r : r + 1] for r, state in enumerate(rows)])
 
 
 def _by_count(name: str, drop: Callable[[Cache, int], None]) -> Layout:
     """A kind that needs no mark: a handle would make every in-place write copy its buffer."""
-    return Layout(name, lambda cache: None, lambda cache, marks, at: drop(cache, at.dropped))
+    return Layout(
+        name, lambda cache: None, lambda cache, marks, bounds: drop(cache, bounds[0].dropped)
+    )
 
 
 PLAIN = _by_count("plain", _move_end)
@@ -139,6 +163,13 @@ CONCATENATED = _by_count("concatenated", _cut_columns)
 RING = Layout("ring", _mark_ring, _back_ring, free=False)
 CHUNKED = Layout("chunked", _mark_chunked, _back_chunked)
 RECURRENT = Layout("recurrent", _mark_recurrent, _back_recurrent)
+COLUMNS = Layout("columns", lambda cache: None, lambda cache, marks, bounds: None)
+"""The place that columns stand in goes back, for all layers at once."""
+PLACE = Layout(
+    "place",
+    lambda cache: None,
+    lambda place, marks, bounds: place.drop([at.dropped for at in bounds]),
+)
 
 LAYOUTS: Mapping[type, Layout] = {
     KVCache: PLAIN,
@@ -147,6 +178,9 @@ LAYOUTS: Mapping[type, Layout] = {
     RotatingKVCache: RING,
     ChunkedKVCache: CHUNKED,
     ArraysCache: RECURRENT,
+    Columns: COLUMNS,
+    QuantizedColumns: COLUMNS,
+    Place: PLACE,
 }
 
 

@@ -1,4 +1,7 @@
-"""Whether sliced replay is exact on a model: tried once, before its first speculation."""
+"""What a model is tried for once: exact replay, and rows that share a forward.
+
+A family's own code decides both, and neither can be read from its signatures.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +13,8 @@ from mlx.nn.layers.base import Module
 from mlx.utils import tree_flatten
 
 from .layouts import RECURRENT, Cache, layout_of, leaves
-from .native import NativeRows
 from .replay import Recorder, find_writers
+from .rows import Replayer, Rows
 
 PREFIX = (7, 3, 11)
 WINDOW = (5, 2, 13, 1)
@@ -32,8 +35,8 @@ def prove(model: Module, make_caches: Callable[[], list[Cache]]) -> Recorder | s
     try:
         writers, rewritten = find_writers(model, mx.array([PREFIX]), make_caches())
         recorder = Recorder(model, writers, rewritten)
-        tried = NativeRows(model, make_caches(), replayer=lambda: recorder)
-        truth = NativeRows(model, make_caches())
+        tried = Rows(model, make_caches(), replayer=lambda: recorder)
+        truth = Rows(model, make_caches())
         for rows in (tried, truth):
             rows.forward(mx.array([PREFIX]))
         for keep in range(len(WINDOW) + 1):
@@ -46,20 +49,68 @@ def prove(model: Module, make_caches: Callable[[], list[Cache]]) -> Recorder | s
                 return f"replay keeps {keep} of {len(WINDOW)} tokens wrongly: {error}"
     except Exception as error:
         # A family's own code, handed cut inputs, raises whatever it likes.
-        return f"replay fails: {type(error).__name__}: {' '.join(str(error).split())}"
+        return f"replay fails: {type(error).__name__}: {_one_line(error)}"
     return recorder
 
 
-def _distance(tried: NativeRows, truth: NativeRows, rewritten: set[int]) -> str | None:
+def prove_rows(
+    model: Module, make_caches: Callable[[], list[Cache]], replayer: Replayer
+) -> str | None:
+    """Whether rows of different lengths can share forwards; None, or the reason why not.
+
+    Three rows, one of them new, append a window, keep each another part of it and append a token.
+    Their logits and what stays are those of rows on their own.
+    """
+
+    def alone() -> Rows:
+        return Rows(model, make_caches(), replayer=replayer)
+
+    prefixes, window = (
+        [PREFIX, PREFIX[1:2] * 5, ()],
+        (WINDOW, WINDOW[::-1], WINDOW[1:] + WINDOW[:1]),
+    )
+    try:
+        truths, many = [alone() for _ in prefixes], alone()
+        speculates = not many.cannot_roll_back
+        for number, prefix in enumerate(prefixes):
+            own = alone() if number else many
+            for rows in (truths[number], own):
+                if prefix:
+                    rows.forward(mx.array([prefix]))
+            many = many.joined(own) if number else own
+        steps = [
+            (mx.array(window), (4, 1, 2) if speculates else (4, 4, 4)),
+            (mx.array([[3]] * 3), (1, 1, 1)),
+        ]
+        for tokens, keeps in steps:
+            many.begin()
+            logits = many.forward(tokens)
+            many.resolve(keeps)
+            for r, truth in enumerate(truths):
+                kept = tokens[r : r + 1, : keeps[r]]
+                if (error := _off(logits[r, : keeps[r]], truth.forward(kept)[0])) is not None:
+                    return f"rows that share a forward are computed wrongly: {error}"
+    except Exception as error:
+        return f"rows cannot share a forward: {type(error).__name__}: {_one_line(error)}"
+    return None
+
+
+def _distance(tried: Rows, truth: Rows, rewritten: set[int]) -> str | None:
     for number, pair in enumerate(zip(leaves(tried.caches), leaves(truth.caches), strict=True)):
         if layout_of(pair[0]) is not RECURRENT and number not in rewritten:
             continue
         for ours, theirs in zip(*map(_arrays, pair), strict=True):
-            if ours.shape != theirs.shape:
-                return f"shape {ours.shape} instead of {theirs.shape}"
-            scale, error = _largest(theirs), _largest(ours - theirs)
-            if not error <= TOLERANCE.get(theirs.dtype, 0.0) * scale:
-                return f"off by {error:.1e} of {scale:.1e}"
+            if (error := _off(ours, theirs)) is not None:
+                return error
+    return None
+
+
+def _off(ours: mx.array, theirs: mx.array) -> str | None:
+    if ours.shape != theirs.shape:
+        return f"shape {ours.shape} instead of {theirs.shape}"
+    scale, error = _largest(theirs), _largest(ours - theirs)
+    if not error <= TOLERANCE.get(theirs.dtype, 0.0) * scale:
+        return f"off by {error:.1e} of {scale:.1e}"
     return None
 
 
@@ -73,3 +124,7 @@ def _arrays(leaf: Cache) -> list[mx.array]:
 def _largest(array: mx.array) -> float:
     number: Any = mx.abs(array).max().item() if array.size else 0.0
     return float(number)
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import mlx.core as mx
 from mlx_lm.generate import maybe_quantize_kv_cache
 
-from ..errors import BadInput
+from ..errors import BadInput, LawError
+from .columns import Columns, quantized
 from .layouts import RING, Cache, layout_of
 
 BITS = (2, 3, 4, 5, 6, 8)
@@ -37,17 +38,37 @@ class KVQuantization:
         if self.start < 0:
             raise BadInput(f"quantized_kv_start must be at least 0, got {self.start}")
 
-    def convert(self, caches: list[Cache]) -> None:
-        """Replace the list's entries that have reached `start`."""
-        maybe_quantize_kv_cache(caches, self.start, self.group_size, self.bits)
+    def due(self, processed: int) -> bool:
+        """Whether a row of that many tokens is to be stored in few bits."""
+        return processed >= self.start
 
-    def longest_window(self, caches: Sequence[Cache]) -> int | None:
-        """How many tokens may be verified at once and each see what it would see alone.
+    def convert(self, caches: list[Cache], processed: Sequence[int]) -> None:
+        """Replace the list's entries that have reached `start`.
+
+        Rows of one cache are converted together.
+
+        Raises:
+            LawError: some rows are due and some are not; these are to be kept apart.
+        """
+        if not any(isinstance(cache, Columns) for cache in caches):
+            maybe_quantize_kv_cache(caches, self.start, self.group_size, self.bits)
+        elif all(map(self.due, processed)):
+            for number, cache in enumerate(caches):
+                if type(cache) is Columns:
+                    caches[number] = quantized(cache, self.group_size, self.bits)
+        elif any(map(self.due, processed)):
+            raise LawError(f"rows of {list(processed)} tokens on both sides of {self.start}")
+
+    def longest_windows(
+        self, caches: Sequence[Cache], processed: Sequence[int]
+    ) -> tuple[int | None, ...]:
+        """Per row, how many tokens may be verified at once and each see what it would see alone.
 
         None: any number, since nothing is left to convert.
         """
-        waiting = [cache.offset for cache in caches if hasattr(cache, "to_quantized")]
-        return max(1, self.start - max(waiting)) if waiting else None
+        if any(type(cache) is Columns or hasattr(cache, "to_quantized") for cache in caches):
+            return tuple(max(1, self.start - count) for count in processed)
+        return (None,) * len(processed)
 
 
 def require_quantizable(
@@ -64,7 +85,7 @@ def require_quantizable(
     try:
         for token in (1, 2):
             mx.eval(model(mx.array([[token]]), cache=caches))
-            now.convert(caches)
+            now.convert(caches, (now.start,))
     except Exception as error:
         # Raised by whichever layer meets the quantized cache first.
         said = " ".join(str(error).split())

@@ -10,13 +10,14 @@ on the way to a recorder: the model itself is never touched.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
 from mlx.nn.layers.base import Module
-from mlx_lm.models.cache import CacheList
+from mlx_lm.models.cache import ArraysCache, CacheList
 
 from .layouts import RECURRENT, Cache, layout_of, leaves
 
@@ -75,24 +76,67 @@ class Recorder:
         return type(base.__name__, (base,), {"__call__": call})
 
 
-def replay(calls: Sequence[Call], width: int, kept: int) -> None:
-    """Run recorded calls again on the first `kept` of their `width` >= 2 tokens (one row)."""
+def replay(calls: Sequence[Call], width: int, kept: int, batch: int = 1) -> None:
+    """Run recorded calls again on the first `kept` of their `width` >= 2 tokens per row."""
     for call in calls:
-        kwargs = {name: cut(value, width, kept) for name, value in call.kwargs.items()}
-        call.module(*(cut(value, width, kept) for value in call.args), **kwargs)
+        kwargs = {name: cut(value, width, kept, batch) for name, value in call.kwargs.items()}
+        call.module(*(cut(value, width, kept, batch) for value in call.args), **kwargs)
 
 
-def cut(value: Any, width: int, kept: int) -> Any:
+def replay_rows(
+    calls: Sequence[Call],
+    recurrent: Sequence[Cache],
+    width: int,
+    kept: int,
+    batch: int,
+    rows: Sequence[int],
+) -> None:
+    """As `replay`, for those of the `batch` rows alone; the others stay as they are.
+
+    `recurrent` are the caches that the calls write. The rows run on stand-ins for these.
+    """
+    index = mx.array(list(rows))
+    stand_ins: dict[int, Cache] = {}
+    for cache in recurrent:
+        stand_ins[id(cache)] = own = ArraysCache(len(cache.cache))
+        own.cache = [None if slot is None else slot[index] for slot in cache.cache]
+
+    def chosen(value: Any) -> Any:
+        if isinstance(value, mx.array):
+            return value[index] if value.ndim >= 2 and value.shape[0] == batch else value
+        if isinstance(value, list | tuple):
+            return type(value)(map(chosen, value))
+        if type(value) is CacheList:
+            return CacheList(*map(chosen, value.caches))
+        return stand_ins.get(id(value), value)
+
+    own_calls = [
+        Call(call.module, chosen(call.args), {k: chosen(v) for k, v in call.kwargs.items()})
+        for call in calls
+    ]
+    replay(own_calls, width, kept, len(rows))
+    for cache in recurrent:
+        advanced = stand_ins[id(cache)].cache
+        for slot, part in enumerate(advanced):
+            if part is not None:
+                whole = cache.cache[slot]
+                shape = (batch, *part.shape[1:])
+                whole = mx.zeros(shape, part.dtype) if whole is None else copy.copy(whole)
+                whole[index] = part
+                cache.cache[slot] = whole
+
+
+def cut(value: Any, width: int, kept: int, batch: int = 1) -> Any:
     """A recorded argument without the last `width - kept` tokens.
 
-    Arrays [1, N, ...] and [N] lose positions; attention masks [..., N, M] lose queries and the keys
+    Arrays [B, N, ...] and [N] lose positions; attention masks [..., N, M] lose queries and the keys
     of the same tokens. Anything else is not made of tokens.
     """
     if not isinstance(value, mx.array):
         return value
     if value.ndim == 1:
         return value[:kept] if value.shape[0] == width else value
-    if value.ndim >= 2 and value.shape[0] == 1 and value.shape[1] == width:
+    if value.ndim >= 2 and value.shape[0] == batch and value.shape[1] == width:
         return value[:, :kept]
     if value.ndim >= 2 and value.shape[-2] == width:
         return value[..., :kept, : value.shape[-1] - (width - kept)]

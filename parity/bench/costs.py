@@ -16,7 +16,7 @@ from engine.drafters.ngram import History, NgramProvider
 from engine.drafters.two_model import TwoModelProvider
 from engine.prefill import prefill
 from engine.sampling import Greedy, RowSampling
-from engine.state.native import NativeRows
+from engine.state.rows import Rows
 from engine.values import RoundTrace
 from parity.bench.loops import Ids, Models, open_rounds
 from parity.bench.meter import metered
@@ -101,8 +101,8 @@ def bare_side(models: Models, kind: Kind, depth: int, prompts: Sequence[Ids], bu
     def side(number: int) -> float:
         prompt, plan = prompts[number % len(prompts)], plans[number % len(prompts)]
         caches, draft_caches = make_prompt_cache(target), make_prompt_cache(draft)
-        prefill(NativeRows(target, caches), None, prompt)
-        prefill(NativeRows(draft, draft_caches), None, prompt)
+        prefill(Rows(target, caches), None, prompt)
+        prefill(Rows(draft, draft_caches), None, prompt)
         mx.synchronize()
         start = time.perf_counter()
         if kind == "off":
@@ -216,7 +216,7 @@ class _Watched:
 def forward_side(models: Models, prompt: Ids, *, repeats: int = 10) -> Side:
     """Seconds of one plain forward of the target behind a short prompt."""
     caches = make_prompt_cache(models.target.model)
-    prefill(NativeRows(models.target.model, caches), None, prompt)
+    prefill(Rows(models.target.model, caches), None, prompt)
     token = _ids(prompt[-1])
 
     def side(_number: int) -> float:
@@ -250,7 +250,6 @@ def ngram_round_side(num_tokens: int, vocab_size: int, *, repeats: int = 200) ->
     """Seconds of a whole `draft` and `commit`, with the draft's array; half of it is kept."""
     draw = random.Random(0).randrange
     rows = NgramProvider().open(RowSampling([Greedy()]))
-    rows.append(None)
     rows.prefill(mx.array([[draw(vocab_size) for _ in range(num_tokens)]], dtype=mx.uint32))
 
     def side(_number: int) -> float:

@@ -55,8 +55,6 @@ def open_rounds(
     sampling = RowSampling([Greedy()])
     rows = target.new_rows()
     draft = None if drafter is None else drafter.open(sampling)
-    if draft is not None:
-        draft.append(None)
     prefill(rows, draft, prompt)
     collector = Collector()
     row = Row(collector, frozenset(), list(prompt[:-1]), prompt[-1], 0, budget)

@@ -21,8 +21,8 @@ from mlx_lm.models.cache import (
 from engine import BadInput
 from engine.state.checkpoint import capture_caches, restore_caches
 from engine.state.layouts import Cache, leaves
-from engine.state.native import NativeRows
 from engine.state.quantize import KVQuantization, require_quantizable
+from engine.state.rows import Rows
 
 from .history import History, Reference, ask, difference, forward, quantize
 from .worlds import BITS, GROUP_SIZE, TOLERANCE, World
@@ -132,20 +132,20 @@ class Ours:
     def draft(self, windows: Windows, keep: int) -> tuple[mx.array, int]:
         if names := self.rows.cannot_roll_back:
             raise Refused(f"{', '.join(names)} cannot roll back")
-        before = self.rows.processed
+        before = self.rows.processed[0]
         self.rows.begin()
         logits = mx.concatenate([self.rows.forward(mx.array([list(w)]))[0] for w in windows])
-        appended = self.rows.processed - before
+        appended = self.rows.processed[0] - before
         self.rows.resolve([keep])
         mx.eval(logits, self.rows.arrays())
-        return logits, before + appended - self.rows.processed
+        return logits, before + appended - self.rows.processed[0]
 
     def trim(self, n: int) -> int:
         raise Refused("rows do not forget what was committed")
 
     def save(self, metadata: Mapping[str, str]) -> Any:
         captured = capture_caches(self.rows.caches)
-        return captured, self.rows.processed, self.quantized, dict(metadata)
+        return captured, self.rows.processed[0], self.quantized, dict(metadata)
 
     def restore(self, saved: Any, overwritten: bool) -> Mapping[str, str]:
         (layout, tensors), processed, self.quantized, metadata = saved
@@ -167,17 +167,17 @@ class Ours:
             require_quantizable(self.world.model, self.world.fresh(), wanted)
         except BadInput as error:
             raise Refused(str(error)) from error
-        wanted.convert(self.rows.caches)
+        wanted.convert(self.rows.caches, self.rows.processed)
         self.quantized = True
 
     def counts(self) -> frozenset[int]:
-        return counts(self.rows.caches) | {self.rows.processed}
+        return counts(self.rows.caches) | {self.rows.processed[0]}
 
     def answer(self) -> mx.array:
         return ask(self.world, copy.deepcopy(self.rows.caches))
 
-    def _rows(self, caches: list[Cache], processed: int = 0) -> NativeRows:
-        return NativeRows(self.world.model, caches, processed, replayer=self.world.replayer)
+    def _rows(self, caches: list[Cache], processed: int = 0) -> Rows:
+        return Rows(self.world.model, caches, (processed,), replayer=self.world.replayer)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,8 +13,8 @@ from mlx.utils import tree_flatten, tree_unflatten
 from mlx_lm.models.cache import CacheList, ConcatenateKVCache, QuantizedKVCache, make_prompt_cache
 
 from engine.state.layouts import Cache, leaves
-from engine.state.native import Forward, Replayer
 from engine.state.probe import prove
+from engine.state.rows import Forward, Replayer
 
 VOCAB = 64
 WINDOW = 8

@@ -17,9 +17,9 @@ from mlx_lm.models.cache import ArraysCache, make_prompt_cache
 
 from engine import Target
 from engine.state.layouts import leaves
-from engine.state.native import NativeRows
 from engine.state.probe import prove
 from engine.state.replay import Recorder
+from engine.state.rows import Rows
 
 VOCAB = 96
 WINDOW = 8
@@ -396,10 +396,10 @@ def _sharp(name: str, weight: mx.array) -> mx.array:
     return next((factor for part, factor in SHARP.items() if part in name), 1) * weight
 
 
-def rows_of(family: str) -> NativeRows:
+def rows_of(family: str) -> Rows:
     model = build(family)
     caches = make_prompt_cache(model)
-    return NativeRows(model, caches, replayer=lambda: recorder(family))
+    return Rows(model, caches, replayer=lambda: recorder(family))
 
 
 @cache
@@ -413,11 +413,11 @@ def ids(count: int, seed: int = 0) -> list[int]:
     return [(seed * 31 + 7 * i * i + 3 * i) % VOCAB for i in range(count)]
 
 
-def feed(rows: NativeRows, tokens: Sequence[int]) -> mx.array:
+def feed(rows: Rows, tokens: Sequence[int]) -> mx.array:
     return rows.forward(mx.array([tokens]))
 
 
-def arrays_of(rows: NativeRows) -> list[mx.array]:
+def arrays_of(rows: Rows) -> list[mx.array]:
     """What the caches show: live columns and recurrent arrays."""
     found: list[mx.array] = []
     for leaf in leaves(rows.caches):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Self
 
 import mlx.core as mx
 
@@ -39,16 +40,16 @@ class PuppetRows:
     prefill_mode: PrefillMode
     commits: int | None
     namespace: str = "puppet"
-    row_count: int = 0
+    row_count: int = 1
     rounds: int = 0
     prefilled: list[int] = field(default_factory=list)
     committed: list[int] = field(default_factory=list)
 
-    def append(self, checkpoint: Checkpoint | None) -> None:
-        self.row_count += 1
+    def selected(self, keep: Sequence[int]) -> Self:
+        raise AssertionError("a puppet stays alone")
 
-    def filter_rows(self, keep: Sequence[int]) -> None:
-        self.row_count = len(keep)
+    def joined(self, other: Self) -> Self:
+        raise AssertionError("a puppet stays alone")
 
     def prefill(self, tokens: mx.array) -> None:
         self.prefilled += read(tokens)[0]
@@ -77,9 +78,10 @@ class Puppet:
     id: str = "puppet"
     weights_bytes: int = 0
     default_depth: int = 4
+    cannot_share: tuple[str, ...] = ("a puppet stays alone",)
     opened: list[PuppetRows] = field(default_factory=list)
 
-    def open(self, sampling: RowSampling) -> PuppetRows:
+    def open(self, sampling: RowSampling, checkpoint: Checkpoint | None = None) -> PuppetRows:
         rows = PuppetRows(self.propose, self.prefill_mode, self.commits)
         self.opened.append(rows)
         return rows

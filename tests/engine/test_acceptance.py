@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.acceptance import Outcome, Walk, settle, walk
+from engine.acceptance import Broken, Outcome, Walk, settle, walk
 from oracle import models
 
 EOS = frozenset({0})
@@ -94,18 +94,21 @@ def test_too_few_samples_is_an_error() -> None:
         walk([5, 6], [5, 6], 9, EOS)
 
 
-@given(windows(), st.data(), st.booleans(), st.booleans())
+@given(windows(), st.data(), st.booleans(), st.sampled_from([None, "cancelled", "failed"]))
 def test_outcomes_in_their_order(
-    window: tuple[list[int], list[int], int], data: st.DataObject, stopped: bool, cancelled: bool
+    window: tuple[list[int], list[int], int],
+    data: st.DataObject,
+    stopped: bool,
+    broken: Broken | None,
 ) -> None:
     """cancelled > consumer stop > EOS > length > go on; the state keeps delivered drafts only."""
     draft, samples, remaining = window
     verdict = walk(draft, samples, remaining, EOS)
     delivered = data.draw(st.integers(0, len(verdict.emitted)))
-    got = settle(verdict, delivered, stopped=stopped, cancelled=cancelled)
+    got = settle(verdict, delivered, stopped=stopped, broken=broken)
     assert got.retained <= min(delivered, verdict.accepted)
-    if cancelled:
-        assert got == Outcome("cancelled", 0, None)
+    if broken is not None:
+        assert got == Outcome(broken, 0, None)
     elif stopped:
         assert got == Outcome("stop", min(delivered, verdict.accepted), None)
     else:

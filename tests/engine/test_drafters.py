@@ -12,9 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
-    initialize,
     invariant,
-    precondition,
     rule,
     run_state_machine_as_test,
 )
@@ -39,7 +37,6 @@ def test_ngram_proposes_what_the_scan_defines(
 ) -> None:
     """The index returns exactly what a linear scan of the whole history returns."""
     rows = NgramProvider(max_n, min_n).open(GREEDY)
-    rows.append(None)
     rows.prefill(mx.array([tokens[:-1]], dtype=mx.uint32).reshape(1, -1))
     draft = rows.draft([tokens[-1]], n, [0])
     expected = models.ngram_scan(tokens, n, max_n, min_n)
@@ -53,18 +50,13 @@ class NgramMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.rows: NgramRows = NgramProvider().open(GREEDY)
-        self.model: list[list[int]] = []
-
-    @initialize()
-    def first_row(self) -> None:
-        self.join()
+        self.model: list[list[int]] = [[]]
 
     @rule()
     def join(self) -> None:
-        self.rows.append(None)
+        self.rows = self.rows.joined(NgramProvider().open(GREEDY))
         self.model.append([])
 
-    @precondition(lambda self: self.model)
     @rule(chunk=st.lists(st.integers(0, 3), max_size=5))
     def prefill(self, chunk: list[int]) -> None:
         tokens = mx.array([chunk] * len(self.model), dtype=mx.uint32)
@@ -72,7 +64,6 @@ class NgramMachine(RuleBasedStateMachine):
         for history in self.model:
             history += chunk
 
-    @precondition(lambda self: self.model)
     @rule(depth=st.integers(0, 4), data=st.data())
     def round(self, depth: int, data: st.DataObject) -> None:
         pending = [data.draw(st.integers(0, 3)) for _ in self.model]
@@ -85,18 +76,17 @@ class NgramMachine(RuleBasedStateMachine):
             assert read(draft.tokens)[r][: draft.lengths[r]] == list(expected)
             history += expected[: kept[r]]
 
-    @precondition(lambda self: self.model)
     @rule(data=st.data())
     def reorder(self, data: st.DataObject) -> None:
-        keep = data.draw(st.lists(st.integers(0, len(self.model) - 1), unique=True))
-        self.rows.filter_rows(keep)
+        rows = st.integers(0, len(self.model) - 1)
+        keep = data.draw(st.lists(rows, min_size=1, unique=True))
+        self.rows = self.rows.selected(keep)
         self.model = [self.model[r] for r in keep]
 
-    @precondition(lambda self: self.model)
     @rule(data=st.data())
     def capture_and_rejoin(self, data: st.DataObject) -> None:
         row = data.draw(st.integers(0, len(self.model) - 1))
-        self.rows.append(self.rows.capture(row))
+        self.rows = self.rows.joined(NgramProvider().open(GREEDY, self.rows.capture(row)))
         self.model.append(list(self.model[row]))
 
     @invariant()
@@ -133,11 +123,9 @@ def test_ngram_rows_are_lists_of_tokens() -> None:
     ],
 )
 def test_ngram_refuses_foreign_checkpoints(checkpoint: Checkpoint, message: str) -> None:
-    """`identity-drafter`: schema, policy, form and length; and nothing is half joined."""
-    rows = NgramProvider().open(GREEDY)
+    """`identity-drafter`: schema, policy, form and length."""
     with pytest.raises(BadInput, match=message):
-        rows.append(checkpoint)
-    assert rows.row_count == 0
+        NgramProvider().open(GREEDY, checkpoint)
 
 
 def test_ngram_index_is_fast_at_a_long_history() -> None:
@@ -163,14 +151,12 @@ def test_two_model_state_covers_its_contract(
     A group that was captured and rejoined at some boundary drafts the same from there on.
     """
     rows = two_model.open(GREEDY)
-    rows.append(None)
     rows.prefill(mx.array([prompt[:-1]], dtype=mx.uint32))
     held, pending = list(prompt[:-1]), prompt[-1]
     twin: TwoModelRows | None = None
     for number, (depth, kept) in enumerate(rounds):
         if number == capture_at:
-            twin = two_model.open(GREEDY)
-            twin.append(rows.capture(0))
+            twin = two_model.open(GREEDY, rows.capture(0))
         draft = rows.draft([pending], depth, [0])
         ids: list[int] = read(draft.tokens)[0]
         assert len(ids) == depth == draft.lengths[0]
@@ -192,7 +178,6 @@ def draft_greedily(provider: TwoModelProvider, tokens: list[int], depth: int) ->
 def test_two_model_refuses_foreign_checkpoints(two_model: TwoModelProvider) -> None:
     """`identity-drafter`: another draft model's weights, or a misaligned attachment."""
     rows = two_model.open(GREEDY)
-    rows.append(None)
     rows.prefill(mx.array([[5, 6, 7]], dtype=mx.uint32))
     good = rows.capture(0)
     attachment = good.attachment
@@ -207,25 +192,13 @@ def test_two_model_refuses_foreign_checkpoints(two_model: TwoModelProvider) -> N
         (short, "holds 0 arrays"),
         (truncated, "does not hold 3 tokens"),
     ):
-        fresh = two_model.open(GREEDY)
         with pytest.raises(BadInput, match=message):
-            fresh.append(checkpoint)
-        assert fresh.row_count == 0
+            two_model.open(GREEDY, checkpoint)
 
 
-def test_two_model_serves_one_row_and_says_so(two_model: TwoModelProvider) -> None:
-    rows = two_model.open(GREEDY)
-    rows.append(None)
-    with pytest.raises(BadInput, match="holds 1 row"):
-        rows.append(None)
+def test_a_commit_needs_a_draft(two_model: TwoModelProvider) -> None:
     with pytest.raises(LawError, match="without draft"):
-        rows.commit([0])
-    rows.filter_rows([])
-    assert rows.row_count == 0
-    with pytest.raises(LawError, match="no row"):
-        rows.draft([1], 1, [0])
-    rows.append(None)
-    assert rows.row_count == 1
+        two_model.open(GREEDY).commit([0])
 
 
 def copy_with_config(source: Path, folder: Path, **changes: object) -> Path:

@@ -10,8 +10,8 @@ from mlx_lm.generate import generate_step
 from mlx_lm.models.cache import KVCache, QuantizedKVCache
 
 from engine import BadInput, LawError, Request, Target, generate, open_live
-from engine.state.native import Undo
 from engine.state.quantize import KVQuantization
+from engine.state.rows import Undo
 
 from .conftest import last
 from .families import build, ids, target_on
@@ -62,7 +62,7 @@ def test_text_is_mlx_lms_with_and_without_drafts(
         request = Request(tuple(prompt), BUDGET)
         events = list(generate(model, request, drafter, depth=5, live=live, prefill_chunk=chunk))
         assert list(last(events).tokens) == expected
-        reached = live.target.processed >= start
+        reached = live.target.processed[0] >= start
         kind = QuantizedKVCache if reached else KVCache
         assert all(type(cache) is kind for cache in live.target.caches)
 
@@ -71,21 +71,21 @@ def test_a_window_ends_where_plain_decoding_would_quantize(target: Target) -> No
     """`rollback`: nothing is converted before it is known to be kept."""
     rows = quantized(target, KVQuantization(8, 32, start=6)).new_rows()
     rows.forward(mx.array([[1, 2, 3]]))
-    assert rows.longest_window == 3
+    assert rows.longest_windows == (3,)
     rows.begin()
+    rows.forward(mx.array([[4, 5, 6, 7]]))
     with pytest.raises(LawError, match="may hold 3 tokens here, got 4"):
-        rows.forward(mx.array([[4, 5, 6, 7]]))
-    rows.forward(mx.array([[4, 5, 6]]))
+        rows.resolve([4])
     assert type(rows.caches[0]) is KVCache
     rows.resolve([2])
     assert type(rows.caches[0]) is KVCache
-    assert rows.longest_window == 1
+    assert rows.longest_windows == (1,)
     rows.begin(Undo.FORWARDS)
     rows.forward(mx.array([[6]]))
     rows.resolve([1])
     kinds: list[type] = [type(cache) for cache in rows.caches]
     assert set(kinds) == {QuantizedKVCache}
-    assert rows.longest_window is None
+    assert set(rows.longest_windows) == {None}
 
 
 def test_the_tail_is_never_quantized_again(target: Target) -> None:
@@ -100,7 +100,7 @@ def test_the_tail_is_never_quantized_again(target: Target) -> None:
     after = rows.caches[0].keys_and_values()[0]
     for ours, theirs in zip(after, before, strict=True):
         assert mx.array_equal(ours[:, :, :3], theirs)
-    assert rows.processed == rows.caches[0].offset == 4
+    assert rows.processed[0] == rows.caches[0].offset == 4
 
 
 def test_a_hybrid_model_quantizes_its_attention_only(target: Target) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Self
 
 import mlx.core as mx
 import pytest
@@ -17,7 +17,7 @@ from engine.drafters.source import Draft
 from engine.host import read
 from engine.rounds import Rounds, Row
 from engine.sampling import Greedy, RowSampling
-from engine.state.native import Undo
+from engine.state.rows import Undo
 
 from .conftest import finish_of, last
 from .puppet import Puppet, PuppetRows
@@ -34,10 +34,10 @@ class ToyRows:
     """B histories; the logits of each position point at `successor`. Remembers its windows."""
 
     steps_back_freely = True
-    longest_window: int | None = None
 
     def __init__(self, histories: list[list[int]]) -> None:
         self.histories = histories
+        self.longest_windows = (None,) * len(histories)
         self.opened: list[int] = []
         self.windows: list[list[list[int]]] = []
 
@@ -62,6 +62,12 @@ class ToyRows:
 
     def poison(self, error: BaseException) -> None:
         raise AssertionError("the toy never fails") from error
+
+    def selected(self, keep: Sequence[int]) -> Self:
+        return type(self)([self.histories[r] for r in keep])
+
+    def joined(self, other: Self) -> Self:
+        return type(self)(self.histories + other.histories)
 
 
 class Rows(PuppetRows):
@@ -225,4 +231,4 @@ def test_a_target_without_rollback_decodes_plainly_and_refuses_a_drafter(
     request = Request(prompt, 24, stop_ids=frozenset({stop_id}))
     plain = last(list(generate(target, request)))
     assert last(list(generate(target, request, live=live))).tokens == plain.tokens
-    assert live.target.processed == len(live.held) == len(prompt) + len(plain.tokens)
+    assert live.target.processed[0] == len(live.held) == len(prompt) + len(plain.tokens)

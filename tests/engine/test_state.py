@@ -27,7 +27,7 @@ from mlx_lm.models.cache import (
 from engine import LawError, Target
 from engine.host import read
 from engine.state.layouts import LAYOUTS, handle, leaves, unknown_kinds
-from engine.state.native import NativeRows, Undo
+from engine.state.rows import Rows, Undo
 
 DIM = 64
 WINDOW = 8
@@ -95,7 +95,7 @@ def test_append_then_take_back_equals_never_having_appended(
     """
     recurrent = any(isinstance(leaf, ArraysCache) for leaf in leaves([KINDS[name]()]))
     undo = Undo.FORWARDS if recurrent else Undo.TOKENS
-    rows, twin = (NativeRows(append, [KINDS[name]()]) for _ in range(2))
+    rows, twin = (Rows(append, [KINDS[name]()]) for _ in range(2))
     held = list(range(1, prompt + 1))
     for each in (rows, twin):
         each.forward(mx.array([held]))
@@ -113,7 +113,7 @@ def test_append_then_take_back_equals_never_having_appended(
             held += ids[:kept]
             kept -= min(kept, width)
         rows.resolve([keep])
-        assert rows.processed == twin.processed == len(held) == first - 1 + keep
+        assert rows.processed[0] == twin.processed[0] == len(held) == first - 1 + keep
         for leaf, other in zip(leaves(rows.caches), leaves(twin.caches), strict=True):
             if not isinstance(leaf, ArraysCache):
                 assert leaf.offset == len(held)
@@ -164,7 +164,7 @@ def test_marks_of_plain_kinds_hold_no_buffer() -> None:
     """Else each in-place write would copy the row's whole buffer."""
     for kind in (KVCache, QuantizedKVCache, ConcatenateKVCache):
         cache: Any = kind()
-        rows = NativeRows(append, [cache])
+        rows = Rows(append, [cache])
         rows.forward(mx.array([[1, 2, 3]]))
         rows.begin()
         rows.forward(mx.array([[4, 5]]))
@@ -182,7 +182,7 @@ def test_unknown_kinds_are_named_and_decode_plainly(inside: bool) -> None:
     mine: Any = Mine
     cache: Any = CacheList(KVCache(), mine()) if inside else mine()
     assert unknown_kinds([KVCache(), cache]) == ("Mine",)
-    rows = NativeRows(append, [cache])
+    rows = Rows(append, [cache])
     assert rows.cannot_roll_back == rows.cannot_step_back == ("Mine",)
     assert not rows.steps_back_freely
     for _ in range(3):
@@ -202,7 +202,7 @@ def test_objects_of_no_cache_class_are_unknown_too() -> None:
 
 
 def test_a_recurrent_state_without_a_recorder_is_refused_inside_a_window() -> None:
-    rows = NativeRows(append, [ArraysCache(1)])
+    rows = Rows(append, [ArraysCache(1)])
     assert rows.cannot_roll_back == ("recurrent (nothing to replay it with)",)
     assert rows.cannot_step_back == ()
     rows.begin()
@@ -212,7 +212,7 @@ def test_a_recurrent_state_without_a_recorder_is_refused_inside_a_window() -> No
 
 
 def test_what_was_to_be_kept_cannot_be_taken_back() -> None:
-    rows = NativeRows(append, [KVCache()])
+    rows = Rows(append, [KVCache()])
     rows.begin(Undo.NOTHING)
     rows.forward(mx.array([[1]]))
     with pytest.raises(LawError, match="every one was to be kept"):
@@ -234,7 +234,7 @@ def test_transactions_have_one_order(target: Target) -> None:
         with pytest.raises(LawError, match=r"within 0\.\.3"):
             rows.resolve(keep)
     rows.resolve([1])
-    assert rows.processed == 1
+    assert rows.processed == [1]
     assert [cache.offset for cache in rows.caches] == [1] * len(rows.caches)
 
 
@@ -264,12 +264,12 @@ def test_a_failure_inside_a_transaction_loses_the_state(fails_at: str) -> None:
     """`poison`: also frees what the transaction held."""
 
     def model(tokens: mx.array, cache: list[Any]) -> mx.array:
-        if fails_at == "forward" and rows.processed:
+        if fails_at == "forward" and rows.processed[0]:
             cache[0].offset += 1  # half a window
             raise RuntimeError("layer broke")
         return append(tokens, cache)
 
-    rows = NativeRows(model, [RotatingKVCache(WINDOW)])
+    rows = Rows(model, [RotatingKVCache(WINDOW)])
     rows.begin()
     rows.forward(mx.array([[1, 2, 3]]))
     if fails_at == "forward":
@@ -295,7 +295,7 @@ def test_counters_of_recurrent_layers_do_not_pile_up_a_graph() -> None:
 
     cache: Any = ArraysCache(1)
     cache.prepare(lengths=[1 << 30])
-    rows = NativeRows(model, [cache])
+    rows = Rows(model, [cache])
     for _ in range(10_000):
         rows.begin(Undo.NOTHING)
         mx.async_eval(rows.forward(mx.array([[1]])))

@@ -313,7 +313,7 @@ LAWS = (
     ),
     LawMutant(
         "a replay misses the convolution state",
-        "engine/state/native.py",
+        "engine/state/rows.py",
         "            replay(calls, at.width, at.kept)\n",
         "            kept = [leaf[0] for leaf in self._recurrent()]\n"
         "            replay(calls, at.width, at.kept)\n"
@@ -323,7 +323,7 @@ LAWS = (
     ),
     LawMutant(
         "keys that a replay appends are there already",
-        "engine/state/native.py",
+        "engine/state/rows.py",
         "whole if number in rewritten else at",
         "at",
         "rollback_of_recurrent_layers",
@@ -351,7 +351,7 @@ LAWS = (
     ),
     LawMutant(
         "rejected tokens count for quantization",
-        "engine/state/native.py",
+        "engine/state/rows.py",
         "            if self._open is None:\n                self._settle()\n",
         "            self._settle()\n",
         "quantization_waits_for_what_is_kept",

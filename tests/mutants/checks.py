@@ -27,7 +27,7 @@ def position_after_an_early_close(world: World) -> None:
     events = engine.generate(target, engine.Request(prompt, 24), live=live)
     tokens = [next(events).token for _ in range(3)]
     events.close()
-    assert live.target.processed == len(live.held)
+    assert live.target.processed[0] == len(live.held)
     assert live.held == [*prompt, *tokens[:-1]]
 
 
@@ -53,7 +53,6 @@ def too_many_drafts_are_reported(world: World) -> None:
 def ngram_history_after_a_rejection(world: World) -> None:
     """`companion`: the history is the prompt, the pending tokens and the accepted drafts."""
     rows = world["engine.drafters.ngram"].NgramProvider().open(None)
-    rows.append(None)
     rows.draft([5], 4, [0])
     rows.commit([0])
     rows.draft([5], 4, [0])
@@ -135,7 +134,7 @@ def xtc_never_drops_a_newline(world: World) -> None:
 
 def _held_after(world: World, cache: Any, widths: list[int], keep: int) -> list[int]:
     """The ids behind the columns that a cache shows after 20 tokens and a transaction."""
-    mx, native = world["mlx.core"], world["engine.state.native"]
+    mx, native = world["mlx.core"], world["engine.state.rows"]
 
     def model(tokens: Any, cache: Any) -> Any:
         if hasattr(cache[0], "maybe_trim_front"):
@@ -143,7 +142,7 @@ def _held_after(world: World, cache: Any, widths: list[int], keep: int) -> list[
         keys = tokens.astype(mx.float32)[:, None, :, None]
         return cache[0].update_and_fetch(keys, keys)[0]
 
-    rows = native.NativeRows(model, [cache])
+    rows = native.Rows(model, [cache])
     rows.forward(mx.array([list(range(1, 20))]))
     rows.forward(mx.array([[20]]))
     rows.begin()
@@ -172,8 +171,8 @@ def rollback_of_a_chunk(world: World) -> None:
 def _rows(world: World, model: Any) -> Any:
     caches = world["mlx_lm.models.cache"].make_prompt_cache
     recorder = world["engine.state.probe"].prove(model, lambda: caches(model))
-    native = world["engine.state.native"]
-    return native.NativeRows(model, caches(model), replayer=lambda: recorder)
+    native = world["engine.state.rows"]
+    return native.Rows(model, caches(model), replayer=lambda: recorder)
 
 
 def rollback_of_recurrent_layers(world: World) -> None:

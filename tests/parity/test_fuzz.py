@@ -185,7 +185,7 @@ class KeepsSharing(Ours):
     """A checkpoint that is the live caches."""
 
     def save(self, metadata: Mapping[str, str]) -> Any:
-        return self.rows.caches, self.rows.processed, self.quantized, dict(metadata)
+        return self.rows.caches, self.rows.processed[0], self.quantized, dict(metadata)
 
     def restore(self, saved: Any, overwritten: bool) -> Mapping[str, str]:
         caches, processed, self.quantized, metadata = saved
