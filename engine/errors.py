@@ -7,3 +7,7 @@ class BadInput(ValueError):
 
 class LawError(RuntimeError):
     """A rule of the engine was broken: a defect in the engine or in a drafter, never swallowed."""
+
+
+class GroupError(RuntimeError):
+    """The state that a group of rows shares is lost; other groups are not concerned."""

@@ -21,6 +21,7 @@ from .errors import BadInput
 from .state.checkpoint import restore_caches
 from .state.layouts import Cache
 from .state.membership import no_row_form
+from .state.memory import Footprint, measure
 from .state.probe import prove, prove_rows
 from .state.quantize import KVQuantization, require_quantizable
 from .state.replay import Recorder
@@ -106,6 +107,16 @@ class Target:
             return tuple(f"cache kind {name} has no row layout" for name in names)
         problem = prove_rows(self.model, self._new_caches, lambda: self._recorder)
         return () if problem is None else (problem,)
+
+    @cached_property
+    def footprint(self) -> Footprint:
+        """What a row's state comes to; the first question costs one small forward."""
+        return measure(self.model, self._new_caches())
+
+    @property
+    def quantizes(self) -> bool:
+        """Whether keys and values are stored in few bits."""
+        return self._quantization is not None
 
     def _rows(self, caches: list[Cache], processed: int) -> Rows:
         return Rows(

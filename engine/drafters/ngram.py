@@ -111,6 +111,10 @@ class NgramProvider:
         self._max_n = max(1, max_n)
         self._min_n = min(max(1, min_n), self._max_n)
 
+    def state_bytes(self, tokens: int) -> int:
+        # About 100 bytes for each indexed run, and an id.
+        return tokens * (100 * (self._max_n - self._min_n + 1) + 8)
+
     def open(self, sampling: RowSampling, checkpoint: Checkpoint | None = None) -> NgramRows:
         history = History(self._max_n, self._min_n)
         if checkpoint is not None:

@@ -100,6 +100,10 @@ class DraftProvider(Protocol):
     @property
     def default_depth(self) -> int: ...
 
+    def state_bytes(self, tokens: int) -> int:
+        """What a row's state comes to after that many tokens."""
+        ...
+
     @property
     def cannot_share(self) -> tuple[str, ...]:
         """Why its rows must each be a group of one; empty if they need not."""

@@ -190,6 +190,9 @@ class TwoModelProvider:
         arrays: Any = tree_flatten(self._draft.model.parameters())
         return sum(array.nbytes for _, array in arrays)
 
+    def state_bytes(self, tokens: int) -> int:
+        return self._draft.footprint.bytes(tokens)
+
     def open(self, sampling: RowSampling, checkpoint: Checkpoint | None = None) -> TwoModelRows:
         state, lag = self._draft.new_rows(), Lag.none(1)
         rows = TwoModelRows(self._draft, sampling, state, lag)
