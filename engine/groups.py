@@ -5,7 +5,7 @@ until it ends. Rows that can share a forward are kept in one cohort or one group
 own. A row's stream depends on none of that.
 
 `Groups.turn` is the pulse: cancelled rows leave, waiting requests are admitted, one chunk of
-prompts is processed, and each group runs one round. It belongs to one thread (see `engine.py`).
+prompts is processed, and each group runs one round. It belongs to one thread (see `service.py`).
 Membership changes between forwards, and by assignment: a new cohort or group is built whole from
 the old ones, which are as they were if that fails.
 """

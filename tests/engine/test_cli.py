@@ -12,9 +12,8 @@ from typing import Any
 
 import pytest
 
-import engine.cli
 import fixtures
-from engine import KVQuantization, LogitsOptions, Request, Sampling, Target, generate
+from engine import Engine, KVQuantization, LogitsOptions, Request, Sampling, Stream, Target
 from engine.cli import main
 
 from .test_chat import without_template
@@ -89,11 +88,13 @@ def test_every_flag_reaches_the_request(
     """And `--chat` makes the prompt a user's message."""
     requests: list[Request] = []
 
-    def recording(model: Target, request: Request, *others: Any, **options: Any) -> Any:
-        requests.append(request)
-        return generate(model, request, *others, **options)
+    submit = Engine.submit
 
-    monkeypatch.setattr(engine.cli, "generate", recording)
+    def recording(self: Engine, request: Request, **options: Any) -> Stream:
+        requests.append(request)
+        return submit(self, request, **options)
+
+    monkeypatch.setattr(Engine, "submit", recording)
     options = {"max-tokens": 3, "temp": 0.7, "top-p": 0.9, "top-k": 9, "min-p": 0.01, "seed": 4}
     options |= {"xtc-probability": 0.25, "xtc-threshold": 0.3}
     options |= {"repetition-penalty": 1.1, "repetition-context-size": 5}

@@ -7,6 +7,8 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 
+import mlx.core as mx
+
 from .collector import Collector
 from .drafters.source import DraftProvider
 from .errors import BadInput
@@ -126,6 +128,9 @@ class Engine:
                 self._closed = True
             self._end(error)
             raise
+        finally:
+            # MLX aborts the process at its end if a thread is gone whose streams are not.
+            mx.clear_streams()
 
     def _end(self, error: BaseException) -> None:
         with self._changed:
