@@ -3,7 +3,7 @@
 Read in this order: `generate.py` (one request, from prompt to stream), `rounds.py` (one round),
 `acceptance.py` (what counts as accepted), `sampling.py` (where tokens come from), `processors.py`
 (what changes logits first), `state/` (what is remembered and how it is rolled back), `drafters/`
-(who proposes), `target.py` (the model).
+(who proposes), `target.py` (the model), `adapters.py` (what is mounted on it).
 """
 
 import os
@@ -16,7 +16,7 @@ from .drafters.source import Draft, DraftProvider, DraftRows
 from .errors import BadInput, LawError
 from .generate import Live, generate, open_live
 from .state.quantize import KVQuantization
-from .target import Target
+from .target import Adapter, Target
 from .values import (
     Finish,
     LogitsOptions,
@@ -29,6 +29,7 @@ from .values import (
 )
 
 __all__ = [
+    "Adapter",
     "BadInput",
     "Draft",
     "DraftProvider",

@@ -126,6 +126,7 @@ class NgramProvider:
     id = "ngram"
     weights_bytes = 0
     default_depth = 10
+    supports_target_adapters = True
 
     def __init__(self, max_n: int = 3, min_n: int = 1) -> None:
         self._max_n = max(1, max_n)

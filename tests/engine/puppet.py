@@ -77,6 +77,7 @@ class Puppet:
     id: str = "puppet"
     weights_bytes: int = 0
     default_depth: int = 4
+    supports_target_adapters: bool = False
     opened: list[PuppetRows] = field(default_factory=list)
 
     def open(self, sampling: RowSampling) -> PuppetRows:
