@@ -3,7 +3,8 @@
 Read in this order: `generate.py` (one request, from prompt to stream), `prefill.py`, `rounds.py`
 (one round), `acceptance.py` (what counts as accepted), `sampling.py` (where tokens come from),
 `processors.py` (what changes logits first), `state/` (what is remembered and how it is rolled
-back), `drafters/` (who proposes), `target.py` (the model); then `groups.py` (many requests that
+back), `drafters/` (who proposes), `target.py` (the model), `adapters.py` (what is mounted on
+it); then `groups.py` (many requests that
 share forwards) and `service.py` (the thread that serves them).
 """
 
@@ -20,7 +21,7 @@ from .groups import GroupRound, Limits
 from .service import Engine
 from .state.quantize import KVQuantization
 from .streams import Stream
-from .target import Target
+from .target import Adapter, Target
 from .values import (
     Finish,
     LogitsOptions,
@@ -33,6 +34,7 @@ from .values import (
 )
 
 __all__ = [
+    "Adapter",
     "BadInput",
     "Draft",
     "DraftProvider",

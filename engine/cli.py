@@ -20,6 +20,7 @@ from typer.exceptions import TyperException
 from .drafters.registry import open_drafter
 from .errors import BadInput
 from .groups import Limits
+from .requests import drafter_for
 from .service import Engine
 from .state.quantize import KVQuantization
 from .target import Target
@@ -40,6 +41,7 @@ def generate_command(
     target: Annotated[str, typer.Option(help="mlx-lm folder or hub id")],
     prompt: Annotated[str | None, typer.Option(help="the prompt, as raw text")] = None,
     prompt_file: Annotated[Path | None, typer.Option(help="UTF-8, one prompt per line")] = None,
+    adapter: Annotated[Path | None, typer.Option(help="mlx-lm adapter folder")] = None,
     drafter: Annotated[str, typer.Option(help="off | ngram | KIND:DIR | DIR")] = "off",
     depth: Annotated[int | None, typer.Option(help="drafts per round")] = None,
     chat: Annotated[bool, typer.Option(help="each prompt is a user's message")] = False,
@@ -93,7 +95,11 @@ def generate_command(
     if kv_bits is not None:
         quantization = KVQuantization(kv_bits, kv_group_size, quantized_kv_start)
     model = Target.load(target, quantization=quantization)
+    if adapter is not None:
+        model = model.adapted(adapter)
     provider = open_drafter(drafter, model)
+    if drafter_for(model, provider) is not provider:
+        warnings.warn(f"drafter {drafter} does not support adapters and is not used", stacklevel=1)
     requests: list[Request] = []
     for text in texts:
         ids = model.encode_chat([{"role": "user", "content": text}]) if chat else model.encode(text)

@@ -12,7 +12,7 @@ from .collector import Collector
 from .drafters.source import DraftProvider, DraftRows
 from .errors import BadInput
 from .prefill import CHUNK, Cohort, Prompt
-from .requests import check, make_row, make_row_sampling
+from .requests import check, drafter_for, make_row, make_row_sampling
 from .rounds import Row
 from .sampling import resolve_seed
 from .state.rows import Rows
@@ -24,10 +24,11 @@ from .values import Finish, Request, Sampling, TokenEvent
 class Live:
     """What stays behind a stream, settled whenever the caller has control.
 
-    `held` are the tokens in `target`, in order; `draft` covers them as its contract says. One
-    stream takes it, at the call and for good.
+    `owner` is the only target whose streams may take it. `held` are the tokens in `target`, in
+    order; `draft` covers them as its contract says. One stream takes it, at the call and for good.
     """
 
+    owner: Target
     target: Rows
     draft: DraftRows | None = None
     held: list[int] = field(default_factory=list)
@@ -36,7 +37,7 @@ class Live:
 
 def open_live(target: Target) -> Live:
     """An empty state for one request."""
-    return Live(target.new_rows())
+    return Live(target, target.new_rows())
 
 
 def generate(
@@ -53,16 +54,22 @@ def generate(
     Resolve and commit come before the tokens of a round are yielded: closing the generator at any
     yield leaves `live` settled, holding the prompt and the tokens of whole rounds.
 
+    A drafter that does not support the adapter mounted on the target is not opened: the request is
+    decoded as if none had been given.
+
     Args:
         depth: drafts per round, at least 0; the drafter's default if None. Unused without one.
-        live: an empty state from `open_live`, for callers who want it afterwards.
+        live: an empty state from `open_live(target)`, for callers who want it afterwards.
         prefill_chunk: prompt tokens per forward, at least 1.
 
     Raises:
         BadInput: at the call, for options that cannot be served, or a drafter on a target whose
             caches cannot be rolled back.
     """
+    drafter = drafter_for(target, drafter)
     live = live or open_live(target)
+    if live.owner is not target:
+        raise BadInput("the live state was opened for another target")
     if live.in_use:
         raise BadInput("the live state belongs to another stream; open one for each")
     if prefill_chunk < 1:

@@ -12,6 +12,13 @@ from .target import Target
 from .values import Request, Sampling
 
 
+def drafter_for(target: Target, drafter: DraftProvider | None) -> DraftProvider | None:
+    """`drafter`, or None where an adapter is mounted on the target that it does not support."""
+    if drafter is None or target.adapter is None or drafter.supports_target_adapters:
+        return drafter
+    return None
+
+
 def check(
     target: Target,
     rows: Rows,

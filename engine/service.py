@@ -14,7 +14,7 @@ from .drafters.source import DraftProvider
 from .errors import BadInput
 from .groups import GroupRound, Groups, Kind, Limits, Member
 from .prefill import Prompt
-from .requests import check, make_row, make_row_sampling
+from .requests import check, drafter_for, make_row, make_row_sampling
 from .sampling import resolve_seed
 from .streams import Stream
 from .target import Target
@@ -30,6 +30,7 @@ class Engine:
 
     Args:
         drafters: the first is used by requests that name none.
+        adapters: targets made by `target.adapted`, under the names that requests use.
         limits: how much is in flight at once.
         on_round: called on the model thread after each round of each group.
     """
@@ -39,20 +40,27 @@ class Engine:
         target: Target,
         drafters: Sequence[DraftProvider] = (),
         *,
+        adapters: Mapping[str, Target] | None = None,
         limits: Limits | None = None,
         on_round: Callable[[GroupRound], None] | None = None,
     ) -> None:
-        self._target = target
         self._drafters: Mapping[str, DraftProvider] = {d.id: d for d in drafters}
         self._default = drafters[0].id if drafters else None
         self._limits = limits or Limits()
         self._groups = Groups(self._limits, on_round)
-        self._rows = target.new_rows()
+        self._targets: dict[str | None, Target] = {None: target}
+        self._targets.update(adapters or {})
         # What is asked of the models is asked here, not in the threads that submit.
-        self._alone = target.cannot_share
-        self._footprint = target.footprint
-        if drafters:
-            _ = self._rows.cannot_roll_back
+        self._rows = {name: mounted.new_rows() for name, mounted in self._targets.items()}
+        for name, mounted in self._targets.items():
+            if mounted is not target and (
+                mounted.adapter is None or mounted.adapter.base is not target
+            ):
+                raise BadInput(f"adapter {name!r} is not mounted on the engine's target")
+            _ = mounted.cannot_share, mounted.footprint
+            _ = drafters and self._rows[name].cannot_roll_back
+        for drafter in drafters:
+            _ = drafter.cannot_share, drafter.state_bytes(1)
         self._numbers = itertools.count()
         self._inbox: list[Member] = []
         self._changed = threading.Condition()
@@ -60,11 +68,17 @@ class Engine:
         self._thread: threading.Thread | None = None
 
     def submit(
-        self, request: Request, *, drafter: str | None = "default", depth: int | None = None
+        self,
+        request: Request,
+        *,
+        adapter: str | None = None,
+        drafter: str | None = "default",
+        depth: int | None = None,
     ) -> Stream:
         """Queue a request and return its stream at once.
 
         Args:
+            adapter: the name of a mounted adapter; None is the base model.
             drafter: the id of a mounted drafter; None decodes plainly.
             depth: drafts per round; the drafter's default if None.
 
@@ -72,7 +86,7 @@ class Engine:
             BadInput: options that cannot be served, a request that the limits can never admit, or
                 a closed engine.
         """
-        member = self._member(request, self._drafter(drafter), depth)
+        member = self._member(request, adapter, self._drafter(drafter), depth)
         with self._changed:
             if self._closed:
                 raise BadInput("the engine is closed")
@@ -149,12 +163,22 @@ class Engine:
             raise BadInput(f"drafter {name!r} is not mounted (mounted: {mounted})")
         return self._drafters[name]
 
-    def _member(self, request: Request, drafter: DraftProvider | None, depth: int | None) -> Member:
-        target, limits = self._target, self._limits
-        depth = check(target, self._rows, request, drafter, depth)
+    def _member(
+        self,
+        request: Request,
+        adapter: str | None,
+        drafter: DraftProvider | None,
+        depth: int | None,
+    ) -> Member:
+        if adapter not in self._targets:
+            mounted = ", ".join(name for name in self._targets if name) or "none"
+            raise BadInput(f"adapter {adapter!r} is not mounted (mounted: {mounted})")
+        target, limits = self._targets[adapter], self._limits
+        drafter = drafter_for(target, drafter)
+        depth = check(target, self._rows[adapter], request, drafter, depth)
         sampling = resolve_seed(request.sampling)
         tokens = len(request.prompt) + request.max_tokens
-        state_bytes = self._footprint.bytes(tokens)
+        state_bytes = target.footprint.bytes(tokens)
         if drafter is not None:
             state_bytes += drafter.state_bytes(tokens)
         for what, limit, wanted in (
@@ -164,7 +188,7 @@ class Engine:
             if limit is not None and wanted > limit:
                 raise BadInput(f"a request of {wanted} {what} exceeds the limit of {limit}")
         number = next(self._numbers)
-        shares = not self._alone and not (drafter is not None and drafter.cannot_share)
+        shares = not target.cannot_share and not (drafter is not None and drafter.cannot_share)
         alone = None if shares and sampling.rng == "positional" else number
         text = Collector(target, request, sampling.seed)
         row = make_row(target, request, text)

@@ -105,6 +105,7 @@ class NgramProvider:
     id = "ngram"
     weights_bytes = 0
     default_depth = 10
+    supports_target_adapters = True
     cannot_share: tuple[str, ...] = ()
 
     def __init__(self, max_n: int = 3, min_n: int = 1) -> None:

@@ -100,6 +100,15 @@ class DraftProvider(Protocol):
     @property
     def default_depth(self) -> int: ...
 
+    @property
+    def supports_target_adapters(self) -> bool:
+        """Whether it drafts for a target with an adapter mounted.
+
+        False for one that was made for the base model, or agrees with it: under an adapter it
+        would be wrong too often to be worth its time. Then `generate` decodes without it.
+        """
+        ...
+
     def state_bytes(self, tokens: int) -> int:
         """What a row's state comes to after that many tokens."""
         ...

@@ -160,6 +160,7 @@ class TwoModelProvider:
 
     id = "two-model"
     default_depth = 3
+    supports_target_adapters = False
 
     def __init__(self, draft: Target, target: Target) -> None:
         for text in PROBES:

@@ -79,6 +79,7 @@ class Puppet:
     weights_bytes: int = 0
     default_depth: int = 4
     cannot_share: tuple[str, ...] = ("a puppet stays alone",)
+    supports_target_adapters: bool = False
     opened: list[PuppetRows] = field(default_factory=list)
 
     def state_bytes(self, tokens: int) -> int:
