@@ -26,11 +26,20 @@ GEMMA4_ROPE = {
 }
 
 
+def loaded(folder: Path, load: Callable[[Path], Any]) -> Any:
+    """What ``load`` makes of a folder; whatever mlx-vlm raises there is a fault of the folder."""
+    try:
+        return load(folder)
+    except Exception as error:
+        text = " ".join(str(error).split())
+        raise Refused(f"mlx-vlm cannot load {folder}: {type(error).__name__}: {text}") from error
+
+
 def load_target(folder: Path) -> Any:
     """The language model of a folder, of the class that mlx-vlm's drafters can work with."""
     from mlx_vlm.utils import load_model
 
-    config = read_config(folder)
+    config: Json = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     if config["model_type"] == "gemma4_text":  # the class of that name gives no hidden states
         from mlx_vlm.models.gemma4.config import TextConfig
         from mlx_vlm.models.gemma4.language import LanguageModel
@@ -51,14 +60,6 @@ def load_target(folder: Path) -> Any:
             Path(renamed, "config.json").write_text(text, encoding="utf-8")
             loaded = load_model(Path(renamed))
     return getattr(loaded, "language_model", loaded)
-
-
-def read_config(folder: Path) -> Json:
-    try:
-        config: Json = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except OSError as error:
-        raise Refused(f"{folder / 'config.json'} cannot be read: {error.strerror}") from None
-    return config
 
 
 def correct_values(drafter: Any, *, norm_values: bool) -> None:

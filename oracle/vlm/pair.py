@@ -11,7 +11,7 @@ from mlx_vlm.speculative.drafters import load_drafter, validate_drafter_compatib
 from mlx_vlm.speculative.utils import run_speculative_rounds, speculative_prefill_kwargs
 
 from .arrays import Json, Refused, unpack
-from .load import correct_values, load_target, read_config
+from .load import correct_values, load_target, loaded
 from .recorder import Recorder
 
 # What each kind is in mlx-vlm: its round loop, and the package of its class.
@@ -29,12 +29,12 @@ class Pair:
     """A target and a drafter for it, loaded and found to fit."""
 
     def __init__(self, kind: str, target: Path, drafter: Path, *, norm_values: bool) -> None:
-
+        if norm_values and kind != "deepspec":
+            raise Refused(f"norm_values is for deepspec, got kind {kind}")
         self.kind = kind
         self.loop, package = KINDS[kind]
-        self.target = load_target(target)
-        read_config(drafter)
-        self.drafter, _ = load_drafter(str(drafter), kind=self.loop)
+        self.target = loaded(target, load_target)
+        self.drafter = loaded(drafter, lambda folder: load_drafter(str(folder), kind=self.loop)[0])
         if type(self.drafter).__module__.split(".")[-2] != package:
             raise Refused(f"{drafter} is {type(self.drafter).__name__}, not of kind {kind}")
         try:
@@ -44,8 +44,6 @@ class Pair:
         self._require_ports()
         if kind == "deepspec":
             correct_values(self.drafter, norm_values=norm_values)
-        elif norm_values:
-            raise Refused(f"norm_values is for deepspec, got kind {kind}")
 
     def _require_ports(self) -> None:
         """Find out now what mlx-vlm would find out in the middle of a round."""
@@ -58,13 +56,11 @@ class Pair:
                 )
 
     def new_cache(self) -> Any:
-
         if hasattr(self.target, "_position_ids"):  # kept from the request before
             self.target._position_ids = self.target._rope_deltas = None
         return make_prompt_cache(self.target)
 
     def forward(self, ids: mx.array, cache: Any) -> Any:
-
         return self.target(ids, cache=cache, **speculative_prefill_kwargs(self.loop, self.drafter))
 
     def describe(self) -> Json:

@@ -16,6 +16,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import mlx.core as mx
+
 from .arrays import Json, Refused, pack
 
 if TYPE_CHECKING:
@@ -71,6 +73,8 @@ def main() -> None:
     except PackageNotFoundError as error:
         say({"failed": f"{error.name} is not installed"})
         return
+    if device := os.environ.get("MLX_PARITY_DEVICE"):  # as everywhere in the project
+        mx.set_default_device({"cpu": mx.cpu, "gpu": mx.gpu}[device])
     worker = Worker()
     with contextlib.suppress(BrokenPipeError):
         for line in sys.stdin:

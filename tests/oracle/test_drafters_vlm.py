@@ -85,16 +85,23 @@ def drafters() -> Iterator[Drafters]:
         yield running
 
 
+class Folders(dict[str, Path]):
+    """The drafter folder of each case, made when it is first asked for."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__()
+        self._root = root
+
+    def __missing__(self, name: str) -> Path:
+        case = next(case for case in CASES if case.name == name)
+        target = fixtures.target_dir(case.target)
+        self[name] = case.maker(self._root / name, target, 1) if case.maker else target
+        return self[name]
+
+
 @pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """The drafter folder of each case."""
-    root = tmp_path_factory.mktemp("drafters")
-    return {
-        case.name: case.maker(root / case.name, fixtures.target_dir(case.target), 1)
-        if case.maker
-        else fixtures.target_dir(case.target)
-        for case in CASES
-    }
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Folders:
+    return Folders(tmp_path_factory.mktemp("drafters"))
 
 
 @pytest.fixture(scope="module", params=CASES, ids=lambda case: case.name)
@@ -109,7 +116,7 @@ def target(case: Case) -> Loaded:
 
 
 @pytest.fixture
-def pair(case: Case, drafters: Drafters, folders: dict[str, Path]) -> Pair:
+def pair(case: Case, drafters: Drafters, folders: Folders) -> Pair:
     return drafters.pair(case.kind, fixtures.target_dir(case.target), folders[case.name])
 
 
@@ -146,7 +153,7 @@ def one_after_the_other(pair: Pair, inputs: Chain | Borrowed, depth: int) -> lis
     return rows
 
 
-def test_a_folder_is_read_as_its_kind(case: Case, pair: Pair, folders: dict[str, Path]) -> None:
+def test_a_folder_is_read_as_its_kind(case: Case, pair: Pair, folders: Folders) -> None:
     """`released names`: the class is the kind's, and each tensor of the folder is in it."""
     described = pair.describe()
     assert described.drafter_class == CLASSES[case.kind]
@@ -239,7 +246,8 @@ def test_hidden_states_are_the_targets(case: Case, target: Loaded, pair: Pair) -
     text = getattr(loaded, "language_model", loaded).model
     text.layers = [Recorded(layer) for layer in text.layers]
     final = np.array(text(mx.array([prompt])))[0]
-    hidden = pair.first_round(prompt, DEPTH).hidden
+    first = pair.first_round(prompt, DEPTH)
+    hidden = first.hidden
     if case.kind in ("dspark", "dflash", "deepspec"):
         given = [text.layers[number].given for number in pair.describe().tap_layers]
         taps = [value[0] if isinstance(value, tuple) else value for value in given]
@@ -247,6 +255,8 @@ def test_hidden_states_are_the_targets(case: Case, target: Loaded, pair: Pair) -
     else:
         expected = final[-1:] if case.kind == "assistant" else final
     np.testing.assert_allclose(hidden, expected, atol=NEAR)
+    if case.kind == "assistant":
+        assert (first.position, first.num_valid) == (len(prompt) - 1, len(prompt))
 
 
 def parts(output: ModuleOutput) -> list[Array]:
@@ -262,7 +272,7 @@ def test_every_tensor_is_read(
     target: Loaded,
     pair: Pair,
     drafters: Drafters,
-    folders: dict[str, Path],
+    folders: Folders,
     tmp_path: Path,
 ) -> None:
     """`weights`: elements scaled by what is drawn between 1/2 and 3/2 change what comes out."""
@@ -290,7 +300,7 @@ def test_every_tensor_is_read(
     assert silent == SILENT.get(case.kind, set())
 
 
-def test_a_kill_is_one_line(folders: dict[str, Path]) -> None:
+def test_a_kill_is_one_line(folders: Folders) -> None:
     """`one line`: a worker that is gone says at which request, and by which signal."""
     python = python_in_environment()
     assert python is not None
@@ -318,20 +328,35 @@ def test_a_pair_that_mlx_vlm_cannot_run_is_refused(
     drafter: str,
     why: str,
     drafters: Drafters,
-    folders: dict[str, Path],
+    folders: Folders,
     tmp_path: Path,
 ) -> None:
     """`unsupported`: before anything runs, with the reason."""
     of = fixtures.target_dir(target)
-    if drafter not in folders:
-        folder = getattr(random_drafters, kind)(tmp_path / drafter, of, 1)
-    else:
-        folder = folders[drafter]
+    made = drafter in {case.name for case in CASES}
+    make = getattr(random_drafters, kind)
+    folder = folders[drafter] if made else make(tmp_path / drafter, of, 1)
     with pytest.raises(ValueError, match=why):
         drafters.pair(kind, of, folder)
 
 
-def test_the_norm_of_values_is_an_option(drafters: Drafters, folders: dict[str, Path]) -> None:
+def test_a_folder_with_a_tensor_too_many_is_refused(
+    drafters: Drafters, folders: Folders, tmp_path: Path
+) -> None:
+    """`strict`: and the tensor is named, so is a config that mlx-vlm knows nothing to do with."""
+    of = fixtures.target_dir("hybrid")
+    shutil.copytree(folders["dspark"], tmp_path / "more")
+    weights: Any = mx.load(str(folders["dspark"] / "model.safetensors"))
+    weights["lm_head.weight"] = mx.zeros((288, 64))
+    mx.save_safetensors(str(tmp_path / "more" / "model.safetensors"), weights)
+    with pytest.raises(ValueError, match=r"cannot load .*more: ValueError: .*: lm_head.weight"):
+        drafters.pair("dspark", of, tmp_path / "more")
+    (tmp_path / "more" / "config.json").write_text("{}", encoding="utf-8")
+    with pytest.raises(ValueError, match=r"cannot load .*more: "):
+        drafters.pair("dspark", of, tmp_path / "more")
+
+
+def test_the_norm_of_values_is_an_option(drafters: Drafters, folders: Folders) -> None:
     """`deviation`: mlx-vlm 0.7.10 leaves out the norm that DeepSpec puts on values."""
     of = fixtures.target_dir("sliding")
     draw = np.random.default_rng(5)
@@ -343,7 +368,7 @@ def test_the_norm_of_values_is_an_option(drafters: Drafters, folders: dict[str, 
         drafters.pair("dspark", of, folders["dspark-sliding"], norm_values=True)
 
 
-def test_a_shorter_block_is_another_block(drafters: Drafters, folders: dict[str, Path]) -> None:
+def test_a_shorter_block_is_another_block(drafters: Drafters, folders: Folders) -> None:
     """`convention`: mlx-vlm masks only what it drafts, and each position sees all of the block."""
     draw = np.random.default_rng(5)
     taps = draw.standard_normal((12, 128)).astype(np.float32)
@@ -352,9 +377,7 @@ def test_a_shorter_block_is_another_block(drafters: Drafters, folders: dict[str,
     assert np.abs(long[:2] - short).max() > 0.01
 
 
-def test_a_common_shift_of_positions_changes_nothing(
-    drafters: Drafters, folders: dict[str, Path]
-) -> None:
+def test_a_common_shift_of_positions_changes_nothing(drafters: Drafters, folders: Folders) -> None:
     """`convention`: an MTP row's rotation is relative; rows that see one value are equal."""
     draw = np.random.default_rng(5)
     hidden = draw.standard_normal((6, 64)).astype(np.float32)
