@@ -47,11 +47,13 @@ class Description:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Chain:
-    """Rows of an MTP head on an empty cache: ``ids`` [N], and the ``hidden`` [N, H] before each."""
+    """Rows of an MTP head on an empty cache: ``ids`` [N], and the ``hidden`` [N, H] before each.
+
+    They stand at positions 0..N-1; another start would turn all keys and queries alike.
+    """
 
     ids: Sequence[int]
     hidden: Array
-    first_position: int = 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -89,10 +89,6 @@ class Pair:
                 "logits": mx.concatenate([row[1][0] for row in rows]),
                 "hidden": mx.concatenate([row[0][0] for row in rows]),
             }
-        if self.kind == "qwen_mtp":
-            self.drafter._next_position = request["first_position"]
-        elif request["first_position"]:
-            raise Refused("glm_mtp counts positions from its own cache: first_position must be 0")
         out = self.drafter._forward_tokens(ids, hidden, mx.int32)
         return {"logits": self.drafter._lm_head_fn(out)[0], "hidden": out[0]}
 

@@ -113,7 +113,7 @@ def test_bad_input_never_reaches_the_worker(stand_in: StandIn, tmp_path: Path) -
     code = f"for line in {[GREETING, DESCRIPTION]!r}: print(line, flush=True)\nsys.stdin.read()"
     with pytest.raises(ValueError, match=r"timeout_s must be above 0, got 0"):
         Drafters("python", timeout_s=0)
-    with Drafters(stand_in(code)) as drafters:
+    with Drafters(stand_in(code), timeout_s=20.0) as drafters:
         unknown: Kind = "eagle3"  # type: ignore[assignment]  # that is the point
         with pytest.raises(ValueError, match=r"kind must be one of assistant, .* got 'eagle3'"):
             drafters.pair(unknown, model, model)

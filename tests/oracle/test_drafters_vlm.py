@@ -19,6 +19,7 @@ import pytest
 import fixtures
 from fixtures import random_drafters
 from oracle.drafters import (
+    VARIABLE,
     Array,
     Block,
     Borrowed,
@@ -32,6 +33,8 @@ from oracle.drafters import (
 )
 from oracle.inprocess import Loaded, load, plain
 from oracle.vlm_process import WorkerFailed
+
+from .deepspec import block_hidden
 
 DEPTH = 3
 NUM_TOKENS = 40
@@ -77,11 +80,16 @@ CLASSES = {
 }
 
 
+def vlm_python() -> Path:
+    python = python_in_environment()
+    if python is None:
+        pytest.fail(f"{VARIABLE} must name the Python of mlx-vlm: run nox -s oracle_drafters")
+    return python
+
+
 @pytest.fixture(scope="module")
 def drafters() -> Iterator[Drafters]:
-    python = python_in_environment()
-    assert python is not None
-    with Drafters(python) as running:
+    with Drafters(vlm_python()) as running:
         yield running
 
 
@@ -302,9 +310,7 @@ def test_every_tensor_is_read(
 
 def test_a_kill_is_one_line(folders: Folders) -> None:
     """`one line`: a worker that is gone says at which request, and by which signal."""
-    python = python_in_environment()
-    assert python is not None
-    with Drafters(python) as drafters:
+    with Drafters(vlm_python()) as drafters:
         pair = drafters.pair("dspark", fixtures.target_dir("hybrid"), folders["dspark"])
         os.kill(drafters.process.pid, signal.SIGKILL)
         with pytest.raises(WorkerFailed, match=r"worker died at trace \(exit -9\): .*$"):
@@ -356,16 +362,31 @@ def test_a_folder_with_a_tensor_too_many_is_refused(
         drafters.pair("dspark", of, tmp_path / "more")
 
 
-def test_the_norm_of_values_is_an_option(drafters: Drafters, folders: Folders) -> None:
+@pytest.mark.parametrize("norm_values", [True, False])
+def test_the_norm_of_values_is_an_option(
+    norm_values: bool, drafters: Drafters, folders: Folders
+) -> None:
     """`deviation`: mlx-vlm 0.7.10 leaves out the norm that DeepSpec puts on values."""
+    folder = folders["deepspec"]
+    taps = np.random.default_rng(5).standard_normal((12, 192)).astype(np.float32)
     of = fixtures.target_dir("sliding")
-    draw = np.random.default_rng(5)
-    inputs = Block(40, draw.standard_normal((12, 192)).astype(np.float32), 4)
-    as_it_is = drafters.pair("deepspec", of, folders["deepspec"]).module(inputs)
-    mended = drafters.pair("deepspec", of, folders["deepspec"], norm_values=True).module(inputs)
-    assert np.abs(as_it_is.hidden - mended.hidden).max() > 0.01
+    pair = drafters.pair("deepspec", of, folder, norm_values=norm_values)
+    loaded: Any = mx.load(str(folder / "model.safetensors"))
+    weights = {name: np.array(value, np.float64) for name, value in loaded.items()}
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    slow = {
+        normed: block_hidden(weights, config, 40, taps.astype(float), 4, norm_values=normed)
+        for normed in (True, False)
+    }
+    np.testing.assert_allclose(pair.module(Block(40, taps, 4)).hidden, slow[norm_values], atol=NEAR)
+    assert np.abs(slow[True] - slow[False]).max() > 0.01
+
+
+def test_the_norm_of_values_is_for_one_kind(drafters: Drafters, folders: Folders) -> None:
+    """`bad input`: other kinds have no such norm."""
+    of = fixtures.target_dir("hybrid")
     with pytest.raises(ValueError, match=r"norm_values is for deepspec, got kind dspark"):
-        drafters.pair("dspark", of, folders["dspark-sliding"], norm_values=True)
+        drafters.pair("dspark", of, folders["dspark"], norm_values=True)
 
 
 def test_a_shorter_block_is_another_block(drafters: Drafters, folders: Folders) -> None:
@@ -377,12 +398,33 @@ def test_a_shorter_block_is_another_block(drafters: Drafters, folders: Folders) 
     assert np.abs(long[:2] - short).max() > 0.01
 
 
-def test_a_common_shift_of_positions_changes_nothing(drafters: Drafters, folders: Folders) -> None:
-    """`convention`: an MTP row's rotation is relative; rows that see one value are equal."""
+@pytest.mark.parametrize("name", ["dspark", "dflash", "deepspec"])
+def test_a_block_is_read_by_its_heads(name: str, drafters: Drafters, folders: Folders) -> None:
+    """`heads`: logits of `hidden`, plus a bias by the draft before; confidence reads both."""
+    case = next(case for case in CASES if case.name == name)
     draw = np.random.default_rng(5)
-    hidden = draw.standard_normal((6, 64)).astype(np.float32)
-    pair = drafters.pair("qwen_mtp", fixtures.target_dir("hybrid"), folders["qwen_mtp"])
-    near, far = (pair.module(Chain(range(9, 15), hidden, at)).logits for at in (0, 7))
-    np.testing.assert_allclose(near, far, atol=NEAR)
-    alike = pair.module(Chain([9] * 3, hidden[:1].repeat(3, 0))).logits
-    np.testing.assert_allclose(alike[1:], alike[:-1], atol=NEAR)
+    size = {"hybrid": 64, "sliding": 96}[case.target]
+    taps = draw.standard_normal((12, 2 * size)).astype(np.float32)
+    pair = drafters.pair(case.kind, fixtures.target_dir(case.target), folders[name])
+    output = pair.module(Block(40, taps, 4))
+    loaded: Any = mx.load(str(folders[name] / "model.safetensors"))
+    weights = {key: np.array(value) for key, value in loaded.items()}
+    target: Any = load(fixtures.target_dir(case.target)).model
+    text = getattr(target, "language_model", target).model
+    head = weights.get("lm_head.weight", np.array(text.embed_tokens.weight))
+    base = output.hidden @ head.T
+    if name == "deepspec":
+        base = np.tanh(base / 30) * 30
+    assert output.base_logits is not None
+    np.testing.assert_allclose(output.base_logits, base, atol=NEAR)
+    if name == "dflash":
+        np.testing.assert_allclose(output.logits, base, atol=NEAR)
+        return
+    before = weights["markov_head.markov_w1.weight"][[40, *output.drafts[:-1]]]
+    bias = before @ weights["markov_head.markov_w2.weight"].T
+    np.testing.assert_allclose(output.logits, base + bias, atol=NEAR)
+    features = np.concatenate([output.hidden, before], axis=1)
+    score = features @ weights["confidence_head.proj.weight"][0]
+    score += weights["confidence_head.proj.bias"]
+    assert output.confidence is not None
+    np.testing.assert_allclose(output.confidence, 1 / (1 + np.exp(-score)), atol=NEAR)
