@@ -26,7 +26,7 @@ def block_hidden(
     """[K, H] that the head reads, for an anchor behind a context of ``taps`` [S, layers * H]."""
 
     def norm(x: Array, name: str | None = None) -> Array:
-        scaled = x / np.sqrt((x**2).mean(-1, keepdims=True) + config["rms_norm_eps"])
+        scaled: Array = x / np.sqrt((x**2).mean(-1, keepdims=True) + config["rms_norm_eps"])
         return scaled if name is None else scaled * weights[f"{name}.weight"]
 
     def linear(x: Array, name: str) -> Array:
