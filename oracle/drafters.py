@@ -9,7 +9,6 @@ Hidden states and positions are given and told by mlx-vlm's conventions (docs/or
 
 from __future__ import annotations
 
-import base64
 import dataclasses
 import os
 from collections.abc import Collection, Mapping, Sequence
@@ -280,8 +279,7 @@ class Pair:
             "norm_values": self.norm_values,
             **fields,
         }
-        answer: dict[str, Any] = _read(self.process.ask(_written(request)))
-        return answer
+        return self.process.ask(request)
 
 
 def python_in_environment() -> Path | None:
@@ -302,25 +300,3 @@ def _check_rows(inputs: Chain | Borrowed) -> None:
         raise ValueError(
             f"hidden must be [N, H] for N >= 1 ids, got {inputs.hidden.shape} for {len(inputs.ids)}"
         )
-
-
-def _written(value: Any) -> Any:
-    """Arrays and sequences, at any depth, as JSON holds them."""
-    if isinstance(value, np.ndarray):
-        array = np.ascontiguousarray(value, dtype=np.float32)
-        data = base64.b64encode(array.tobytes()).decode()
-        return {"shape": list(array.shape), "float32": data}
-    if isinstance(value, Mapping):
-        return {name: _written(item) for name, item in value.items()}
-    if isinstance(value, Sequence) and not isinstance(value, str):
-        return [_written(item) for item in value]
-    return int(value) if isinstance(value, np.integer) else value
-
-
-def _read(value: Any) -> Any:
-    if isinstance(value, dict):
-        if value.keys() == {"shape", "float32"}:
-            data = np.frombuffer(base64.b64decode(value["float32"]), dtype=np.float32)
-            return data.reshape(value["shape"])
-        return {name: _read(item) for name, item in value.items()}
-    return [_read(item) for item in value] if isinstance(value, list) else value

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import queue
 import subprocess
 import tempfile
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
+
+import numpy as np
 
 VERSION = "0.7.10"  # of mlx-vlm: its drafters are driven through names that it may change
 STOP_S = 5.0
@@ -85,11 +88,11 @@ class Process:
             self._log = None
 
     def ask(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """The answer to a request; ``ValueError`` if the worker refuses it."""
+        """The answer to a request, arrays in both; ``ValueError`` if the worker refuses it."""
         if self._child is None or self._child.stdin is None or self._child.stdin.closed:
             raise WorkerFailed("the mlx-vlm worker is not running")
         with suppress(BrokenPipeError):  # that there is no answer says more
-            self._child.stdin.write(json.dumps(request) + "\n")
+            self._child.stdin.write(json.dumps(written(request)) + "\n")
             self._child.stdin.flush()
         asked = str(request["operation"])
         answer = self._next(asked)
@@ -97,7 +100,7 @@ class Process:
             raise ValueError(answer["refused"])
         if "failed" in answer:
             raise WorkerFailed(f"mlx-vlm failed at {asked}: {answer['failed']}", self._tail())
-        return dict(answer["answer"])
+        return dict(read(answer["answer"]))
 
     def _greet(self) -> None:
         greeting = self._next("the start")
@@ -147,3 +150,26 @@ class Process:
         text = os.pread(self._log.fileno(), os.fstat(self._log.fileno()).st_size, 0)
         lines = text.decode("utf-8", errors="replace").splitlines()
         return "\n".join([line for line in lines if line.strip()][-20:])
+
+
+def written(value: Any) -> Any:
+    """Arrays and sequences, at any depth, as JSON holds them."""
+    if isinstance(value, np.ndarray):
+        array = np.ascontiguousarray(value, dtype=np.float32)
+        data = base64.b64encode(array.tobytes()).decode()
+        return {"shape": list(array.shape), "float32": data}
+    if isinstance(value, Mapping):
+        return {name: written(item) for name, item in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return [written(item) for item in value]
+    return int(value) if isinstance(value, np.integer) else value
+
+
+def read(value: Any) -> Any:
+    """What ``written`` wrote."""
+    if isinstance(value, dict):
+        if value.keys() == {"shape", "float32"}:
+            data = np.frombuffer(base64.b64decode(value["float32"]), dtype=np.float32)
+            return data.reshape(value["shape"])
+        return {name: read(item) for name, item in value.items()}
+    return [read(item) for item in value] if isinstance(value, list) else value
