@@ -91,6 +91,8 @@ def _stream(
 ) -> Generator[TokenEvent | Finish, None, None]:
     samplers = make_row_sampling(target, sampling)
     if drafter is not None:
+        if drafter.taps:
+            live.target = target.new_rows(drafter.taps)
         live.draft = drafter.open(samplers)
     text = Collector(target, request, sampling.seed)
     row = make_row(target, request, text, live.held)

@@ -172,7 +172,8 @@ class Groups:
             kind = member.kind
             try:
                 draft = None if kind.drafter is None else kind.drafter.open(member.sampling)
-                rows = kind.target.new_rows()
+                taps = () if kind.drafter is None else kind.drafter.taps
+                rows = kind.target.new_rows(taps)
                 cohort = Cohort(rows, draft, member.sampling, [member.prompt])
             except Exception as error:
                 member.stream.close(error)

@@ -69,7 +69,7 @@ class Cohort:
         try:
             logits = self.target.forward(tokens)
             if self.draft is not None:
-                self.draft.prefill(tokens)
+                self.draft.prefill(tokens, self.target.tapped)
             mx.eval(self.target.arrays())
             for prompt in self.prompts:
                 prompt.processed += width

@@ -16,10 +16,11 @@ from typing import Any, Protocol, Self
 import mlx.core as mx
 
 from .acceptance import Broken, End, Outcome, Walk, settle, walk
-from .drafters.source import Draft, DraftRows
+from .drafters.source import Draft, DraftRows, Taps
 from .errors import LawError
 from .host import read
 from .sampling import RowSampling
+from .state.donors import Donor
 from .state.rows import Undo
 from .values import RoundTrace
 
@@ -32,6 +33,11 @@ class TargetRows(Protocol):
 
     @property
     def longest_windows(self) -> tuple[int | None, ...]: ...
+
+    @property
+    def tapped(self) -> Taps: ...
+
+    def donor(self, windowed: bool) -> Donor: ...
 
     @property
     def due(self) -> tuple[bool, ...]: ...
@@ -213,7 +219,7 @@ class Rounds:
             for row, longest in zip(self.rows, self.target.longest_windows, strict=True)
         ]
         depth = max(caps)
-        draft = self.draft.draft([row.pending for row in self.rows], depth, steps)
+        draft = self.draft.draft([row.pending for row in self.rows], depth, steps, self.target)
         if len(draft.lengths) != len(self.rows) or max(draft.lengths) > depth:
             raise LawError(
                 f"round {len(self.rows[0].trace)}: the drafter returned lengths {draft.lengths} "
@@ -245,7 +251,7 @@ class Rounds:
         if self._ahead is None:
             self.target.resolve([1 + kept for kept in retained])
         if self.draft is not None:
-            self.draft.commit(retained)
+            self.draft.commit(retained, self.target.tapped)
 
     def _pending(self) -> mx.array:
         return mx.array([[row.pending] for row in self.rows], dtype=mx.uint32)

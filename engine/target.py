@@ -20,8 +20,9 @@ from mlx_lm.utils import hf_repo_to_path
 
 from .adapters import FILES, mount
 from .errors import BadInput, one_line
+from .ports import Ports
 from .state.checkpoint import restore_caches
-from .state.layouts import Cache
+from .state.layouts import RECURRENT, Cache, layout_of, leaves
 from .state.membership import no_row_form
 from .state.memory import Footprint, measure
 from .state.probe import prove, prove_rows
@@ -125,11 +126,30 @@ class Target:
             adapter=adapter,
         )
 
-    def new_rows(self) -> Rows:
-        """An empty state for one row."""
-        return self._rows(self._new_caches(), 0)
+    def new_rows(self, taps: Sequence[str] = ()) -> Rows:
+        """An empty state for one row, whose forwards record the hidden states named.
 
-    def restored_rows(self, layout: str, tensors: Sequence[mx.array], processed: int) -> Rows:
+        Raises:
+            BadInput: there is no such tap.
+        """
+        return self._rows(self._new_caches(), 0, taps)
+
+    @cached_property
+    def ports(self) -> Ports:
+        """What drafters may see beside logits.
+
+        Raises:
+            BadInput: the model is not built in a way that offers them.
+        """
+        return Ports(self.model)
+
+    def restored_rows(
+        self,
+        layout: str,
+        tensors: Sequence[mx.array],
+        processed: int,
+        taps: Sequence[str] = (),
+    ) -> Rows:
         """One row from what `capture_caches` returned after `processed` tokens.
 
         Raises:
@@ -137,7 +157,7 @@ class Target:
         """
         caches = self._new_caches()
         restore_caches(caches, layout, tensors, processed)
-        return self._rows(caches, processed)
+        return self._rows(caches, processed, taps)
 
     @cached_property
     def cannot_share(self) -> tuple[str, ...]:
@@ -161,13 +181,24 @@ class Target:
         """Whether keys and values are stored in few bits."""
         return self._quantization is not None
 
-    def _rows(self, caches: list[Cache], processed: int) -> Rows:
+    def _tapper(self, taps: Sequence[str]) -> Recorder | None:
+        if not taps:
+            return None
+        modules = [self.ports.tapped(name) for name in taps]
+        recurrent = any(layout_of(leaf) is RECURRENT for leaf in leaves(self._new_caches()))
+        recorder = self._recorder if recurrent else None
+        if isinstance(recorder, Recorder):
+            return recorder.with_taps(modules)
+        return Recorder(self.model, (), (), modules)
+
+    def _rows(self, caches: list[Cache], processed: int, taps: Sequence[str] = ()) -> Rows:
         return Rows(
             self.model,
             caches,
             (processed,),
             replayer=lambda: self._recorder,
             quantization=self._quantization,
+            tapper=self._tapper(tuple(taps)),
         )
 
     def encode(self, text: str) -> list[int]:

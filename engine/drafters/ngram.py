@@ -15,7 +15,7 @@ from ..errors import BadInput, LawError
 from ..host import read
 from ..sampling import RowSampling
 from ..state.checkpoint import Attachment, Checkpoint, require_schema
-from .source import Draft, PrefillMode
+from .source import Draft, Lender, PrefillMode, Taps
 
 SCHEMA = "ngram-history-v1"
 
@@ -74,18 +74,20 @@ class NgramRows:
     def joined(self, other: NgramRows) -> NgramRows:
         return NgramRows(self._max_n, self._min_n, self._rows + other._rows)
 
-    def prefill(self, tokens: mx.array) -> None:
+    def prefill(self, tokens: mx.array, taps: Taps) -> None:
         rows: list[list[int]] = read(tokens)
         for history, ids in zip(self._rows, rows, strict=True):
             history.push(ids)
 
-    def draft(self, pending: Sequence[int], depth: int, steps: Sequence[int]) -> Draft:
+    def draft(
+        self, pending: Sequence[int], depth: int, steps: Sequence[int], lender: Lender
+    ) -> Draft:
         for history, token in zip(self._rows, pending, strict=True):
             history.push([token])
         self._drafts = [history.propose(depth) for history in self._rows]
         return Draft.of(self._drafts)
 
-    def commit(self, retained: Sequence[int]) -> None:
+    def commit(self, retained: Sequence[int], taps: Taps) -> None:
         if self._drafts is None:
             raise LawError("n-gram commit without draft")
         for history, draft, kept in zip(self._rows, self._drafts, retained, strict=True):
@@ -105,6 +107,7 @@ class NgramProvider:
     id = "ngram"
     weights_bytes = 0
     default_depth = 10
+    taps: tuple[str, ...] = ()
     supports_target_adapters = True
     cannot_share: tuple[str, ...] = ()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,13 @@ from .source import DraftProvider
 from .two_model import TwoModelProvider
 
 KINDS = ("two-model", "mtp", "assistant", "dspark", "deepspec")
+
+Opener = Callable[[Path, Target], DraftProvider]
+"""The provider for a drafter's folder beside a target; refuses before it reads weights."""
+
+OPENERS: Mapping[str, Opener] = {
+    "two-model": lambda folder, target: TwoModelProvider(Target.load(folder), target),
+}
 
 
 def detect_kind(folder: Path) -> str:
@@ -60,6 +68,7 @@ def open_drafter(spec: str, target: Target) -> DraftProvider | None:
     found = detect_kind(folder)
     if kind and kind != found:
         raise BadInput(f"drafter folder {path} holds a {found} drafter, not {kind}")
-    if found != "two-model":
-        raise BadInput(f"drafter folder {path} holds a {found} drafter; only two-model can be run")
-    return TwoModelProvider(Target.load(folder), target)
+    if found not in OPENERS:
+        known = ", ".join(OPENERS)
+        raise BadInput(f"drafter folder {path} holds a {found} drafter; only {known} can be run")
+    return OPENERS[found](folder, target)

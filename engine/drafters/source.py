@@ -14,6 +14,10 @@ import mlx.core as mx
 
 from ..sampling import RowSampling
 from ..state.checkpoint import Checkpoint
+from ..state.donors import Donor
+
+Taps = tuple[mx.array, ...]
+"""Hidden states [B, N, H] of the target's last forward, one for each of the provider's `taps`."""
 
 PrefillMode = Literal["tail-split", "full"]
 """`tail-split`: both models drain the prompt to its last token, which heads the first window.
@@ -38,6 +42,12 @@ class Draft:
         padded = [[*row, *[0] * (width - len(row))] for row in rows]
         tokens = mx.array(padded, dtype=mx.uint32).reshape(len(rows), width)
         return cls(tokens, tuple(map(len, rows)))
+
+
+class Lender(Protocol):
+    """The target's rows, as far as a drafter may read them between rounds."""
+
+    def donor(self, windowed: bool) -> Donor: ...
 
 
 class DraftRows(Protocol):
@@ -67,20 +77,26 @@ class DraftRows(Protocol):
         """These rows and the other's behind them. A failure leaves both as they were."""
         ...
 
-    def prefill(self, tokens: mx.array) -> None:
-        """Process known ids [B, N]."""
+    def prefill(self, tokens: mx.array, taps: Taps) -> None:
+        """Process known ids [B, N] and the hidden states the target had on them."""
         ...
 
-    def draft(self, pending: Sequence[int], depth: int, steps: Sequence[int]) -> Draft:
+    def draft(
+        self, pending: Sequence[int], depth: int, steps: Sequence[int], lender: Lender
+    ) -> Draft:
         """Propose up to `depth` ids per row.
 
         `pending[r]` is row r's last known token, which nothing has processed yet. Draft position p
-        of row r is sampled, if the drafter samples, at step `steps[r] + p`.
+        of row r is sampled, if the drafter samples, at step `steps[r] + p`. What `lender` lends is
+        good until this round's verify.
         """
         ...
 
-    def commit(self, retained: Sequence[int]) -> None:
-        """Keep, per row, the pending token and the first `retained[r]` drafted ones."""
+    def commit(self, retained: Sequence[int], taps: Taps) -> None:
+        """Keep, per row, the pending token and the first `retained[r]` drafted ones.
+
+        `taps` are those of the verify window, whose first token is the pending one.
+        """
         ...
 
     def capture(self, row: int) -> Checkpoint:
@@ -99,6 +115,11 @@ class DraftProvider(Protocol):
 
     @property
     def default_depth(self) -> int: ...
+
+    @property
+    def taps(self) -> tuple[str, ...]:
+        """Names of the target's hidden states that it reads; see `ports`."""
+        ...
 
     @property
     def supports_target_adapters(self) -> bool:

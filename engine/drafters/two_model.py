@@ -25,7 +25,7 @@ from ..state.checkpoint import (
 )
 from ..state.rows import Rows, Undo
 from ..target import Target
-from .source import Draft, PrefillMode
+from .source import Draft, Lender, PrefillMode, Taps
 
 SCHEMA = "standalone-draft-v1"
 
@@ -87,11 +87,13 @@ class TwoModelRows:
         sampling = self._sampling.joined(other._sampling)
         return TwoModelRows(self._model, sampling, self._state.joined(other._state), lag)
 
-    def prefill(self, tokens: mx.array) -> None:
+    def prefill(self, tokens: mx.array, taps: Taps) -> None:
         self._feed(tokens)
         mx.eval(self._state.arrays())
 
-    def draft(self, pending: Sequence[int], depth: int, steps: Sequence[int]) -> Draft:
+    def draft(
+        self, pending: Sequence[int], depth: int, steps: Sequence[int], lender: Lender
+    ) -> Draft:
         logits = self._feed(mx.array(list(pending), dtype=mx.uint32)[:, None])
         # Each forward below is one token, and a commit ends behind one of them.
         self._state.begin(Undo.FORWARDS)
@@ -110,7 +112,7 @@ class TwoModelRows:
         self._round = Draft(drafted, (depth,) * rows)
         return self._round
 
-    def commit(self, retained: Sequence[int]) -> None:
+    def commit(self, retained: Sequence[int], taps: Taps) -> None:
         drafted = self._round
         if drafted is None:
             raise LawError("two-model commit without draft")
@@ -160,6 +162,7 @@ class TwoModelProvider:
 
     id = "two-model"
     default_depth = 3
+    taps: tuple[str, ...] = ()
     supports_target_adapters = False
 
     def __init__(self, draft: Target, target: Target) -> None:

@@ -33,32 +33,55 @@ class Call:
 
 
 class Recorder:
-    """A model whose writers of recurrent caches can be recorded.
+    """A model whose writers of recurrent caches, and whose taps, can be recorded.
 
     `rewritten` are the positions, among a row's leaves, of the other caches that the writers also
-    append to: a replay fills those again.
+    append to: a replay fills those again. `taps` are modules whose outputs are wanted.
     """
 
-    def __init__(self, model: Module, writers: Sequence[Module], rewritten: Collection[int]):
+    def __init__(
+        self,
+        model: Module,
+        writers: Sequence[Module],
+        rewritten: Collection[int],
+        taps: Sequence[Module] = (),
+    ) -> None:
         self.rewritten = frozenset(rewritten)
+        self._model = model
+        self._writers = writers
         self._calls: list[Call] | None = None
-        chosen = set(map(id, writers))
-        self._clone: Any = with_classes(
-            model, lambda module: self._class_for(module) if id(module) in chosen else type(module)
-        )
+        self._outputs: dict[int, mx.array] = {}
+        self._taps = [id(module) for module in taps]
+        changes: dict[int, type] = {}
+        for module in writers:
+            changes[id(module)] = self._recording(module, type(module))
+        for module in taps:
+            base = changes.get(id(module), type(module))
+            changes[id(module)] = self._tapping(module, base)
+        self._clone: Any = with_classes(model, lambda m: changes.get(id(m), type(m)))
 
-    def forward(self, tokens: mx.array, caches: list[Cache]) -> tuple[mx.array, list[Call]]:
-        """The model's logits [B, N, V] for ids [B, N], and the writers' calls in order."""
+    def with_taps(self, taps: Sequence[Module]) -> Recorder:
+        """The same recorder with those taps."""
+        return Recorder(self._model, self._writers, self.rewritten, taps)
+
+    def forward(
+        self, tokens: mx.array, caches: list[Cache], *, record: bool = True
+    ) -> tuple[mx.array, list[Call], tuple[mx.array, ...]]:
+        """The logits [B, N, V] for ids [B, N], the writers' calls if wanted, and the taps' outputs.
+
+        Calls are in their order; outputs [B, N, H] in the taps'.
+        """
         calls: list[Call] = []
-        self._calls = calls
+        self._calls = calls if record else None
+        self._outputs = {}
         try:
-            return self._clone(tokens, cache=caches), calls
+            logits = self._clone(tokens, cache=caches)
+            return logits, calls, tuple(self._outputs[tap] for tap in self._taps)
         finally:
-            self._calls = None
+            self._calls, self._outputs = None, {}
 
-    def _class_for(self, module: Module) -> type:
+    def _recording(self, module: Module, base: Any) -> type:
         """A subclass, so that a recorded module is in everything else what it was."""
-        base: Any = type(module)
 
         def call(copy: Any, *args: Any, **kwargs: Any) -> Any:
             calls, self._calls = self._calls, None
@@ -71,7 +94,16 @@ class Recorder:
             finally:
                 self._calls = calls
 
-        return type(base.__name__, (base,), {"__call__": call})
+        return type(type(module).__name__, (base,), {"__call__": call})
+
+    def _tapping(self, module: Module, base: Any) -> type:
+        def call(copy: Any, *args: Any, **kwargs: Any) -> Any:
+            output = base.__call__(copy, *args, **kwargs)
+            # Some layers hand on more than their hidden state, which comes first.
+            self._outputs[id(module)] = output[0] if isinstance(output, tuple) else output
+            return output
+
+        return type(type(module).__name__, (base,), {"__call__": call})
 
 
 def replay(calls: Sequence[Call], width: int, kept: int, batch: int = 1) -> None:

@@ -20,6 +20,7 @@ import mlx.core as mx
 
 from ..errors import LawError
 from .columns import Columns
+from .donors import Donor, donor_of
 from .layouts import RECURRENT, Boundary, Cache, Mark, layout_of, leaves, unknown_kinds
 from .membership import joined, lifted, lowered, places_of, selected
 from .quantize import KVQuantization
@@ -64,7 +65,10 @@ class _Transaction:
 
 
 class Rows:
-    """The state of B rows of one model. `processed[r]` counts the tokens that row r holds."""
+    """The state of B rows of one model. `processed[r]` counts the tokens that row r holds.
+
+    `tapped` are the hidden states [B, N, H] of the last forward, as the `tapper` is made for.
+    """
 
     def __init__(
         self,
@@ -74,12 +78,15 @@ class Rows:
         *,
         replayer: Replayer = lambda: "nothing to replay it with",
         quantization: KVQuantization | None = None,
+        tapper: Recorder | None = None,
     ) -> None:
         self._model = model
         self.caches = caches
         self.processed = list(processed)
         self._replayer = replayer
         self._quantization = quantization
+        self._tapper = tapper
+        self.tapped: tuple[mx.array, ...] = ()
         self._places = places_of(caches)
         self._open: _Transaction | None = None
         self._poison: BaseException | None = None
@@ -190,6 +197,10 @@ class Rows:
         """The caches' state trees, for evaluation."""
         return [cache.state for cache in self.caches]
 
+    def donor(self, windowed: bool) -> Donor:
+        """Keys and values of the last layer with, or without, a window."""
+        return donor_of(self.caches, windowed)
+
     def lifted(self) -> Rows:
         """These rows on caches of many rows, whatever they stand on now."""
         self._require_settled("lift rows")
@@ -225,6 +236,7 @@ class Rows:
             processed,
             replayer=self._replayer,
             quantization=self._quantization,
+            tapper=self._tapper,
         )
         rows._settle()
         return rows
@@ -242,9 +254,10 @@ class Rows:
             place.prepare(width)
         # One token is kept or not: its marks are enough.
         records = now is not None and now.undo is Undo.TOKENS and width > 1 and self._recurrent()
-        recorder = self._replayer() if records else None
+        recorder = self._tapper or (self._replayer() if records else None)
         if isinstance(recorder, Recorder):
-            logits, calls = recorder.forward(tokens, self.caches)
+            record = bool(records)
+            logits, calls, self.tapped = recorder.forward(tokens, self.caches, record=record)
         else:
             logits = self._model(tokens, cache=self.caches)
         for place in self._places:

@@ -54,7 +54,7 @@ def drain(rows: Rows, draft: DraftRows | None, prompt: Ids) -> None:
     tokens = mx.array([prompt[:-1]], dtype=mx.uint32)
     rows.forward(tokens)
     if draft is not None:
-        draft.prefill(tokens)
+        draft.prefill(tokens, rows.tapped)
     mx.eval(rows.arrays())
 
 

@@ -9,10 +9,11 @@ from typing import Self
 import mlx.core as mx
 
 from engine import Draft
-from engine.drafters.source import PrefillMode
+from engine.drafters.source import Lender, PrefillMode, Taps
 from engine.host import read
 from engine.sampling import RowSampling
 from engine.state.checkpoint import Attachment, Checkpoint
+from engine.state.donors import Donor
 
 Propose = Callable[[int, int, int], Sequence[int]]
 """(round, step, depth) to drafted ids."""
@@ -30,6 +31,16 @@ def scripted(truth: Sequence[int], script: Sequence[Sequence[bool]]) -> Propose:
         return [token if right else token + 1 for token, right in zip(known, plan, strict=False)]
 
     return propose
+
+
+class Nobody:
+    """Lends nothing, for drafters that borrow nothing."""
+
+    def donor(self, windowed: bool) -> Donor:
+        raise AssertionError("nothing is lent here")
+
+
+NOBODY = Nobody()
 
 
 @dataclass(slots=True)
@@ -51,15 +62,17 @@ class PuppetRows:
     def joined(self, other: Self) -> Self:
         raise AssertionError("a puppet stays alone")
 
-    def prefill(self, tokens: mx.array) -> None:
+    def prefill(self, tokens: mx.array, taps: Taps) -> None:
         self.prefilled += read(tokens)[0]
 
-    def draft(self, pending: Sequence[int], depth: int, steps: Sequence[int]) -> Draft:
+    def draft(
+        self, pending: Sequence[int], depth: int, steps: Sequence[int], lender: Lender
+    ) -> Draft:
         draft = Draft.of([self.propose(self.rounds, steps[0], depth)])
         self.rounds += 1
         return draft
 
-    def commit(self, retained: Sequence[int]) -> None:
+    def commit(self, retained: Sequence[int], taps: Taps) -> None:
         if len(self.committed) == self.commits:
             raise RuntimeError("commit broke")
         self.committed += retained
@@ -78,6 +91,7 @@ class Puppet:
     id: str = "puppet"
     weights_bytes: int = 0
     default_depth: int = 4
+    taps: tuple[str, ...] = ()
     cannot_share: tuple[str, ...] = ("a puppet stays alone",)
     supports_target_adapters: bool = False
     opened: list[PuppetRows] = field(default_factory=list)

@@ -27,6 +27,8 @@ from engine.sampling import Greedy, RowSampling
 from engine.state.checkpoint import Attachment, Checkpoint
 from oracle import models
 
+from .puppet import NOBODY
+
 TOKENS = st.lists(st.integers(0, 3), min_size=1, max_size=40)
 GREEDY = RowSampling([Greedy()])
 
@@ -37,8 +39,8 @@ def test_ngram_proposes_what_the_scan_defines(
 ) -> None:
     """The index returns exactly what a linear scan of the whole history returns."""
     rows = NgramProvider(max_n, min_n).open(GREEDY)
-    rows.prefill(mx.array([tokens[:-1]], dtype=mx.uint32).reshape(1, -1))
-    draft = rows.draft([tokens[-1]], n, [0])
+    rows.prefill(mx.array([tokens[:-1]], dtype=mx.uint32).reshape(1, -1), ())
+    draft = rows.draft([tokens[-1]], n, [0], NOBODY)
     expected = models.ngram_scan(tokens, n, max_n, min_n)
     assert draft.tokens[0].tolist() == list(expected)
     assert draft.lengths == (len(expected),)
@@ -60,16 +62,16 @@ class NgramMachine(RuleBasedStateMachine):
     @rule(chunk=st.lists(st.integers(0, 3), max_size=5))
     def prefill(self, chunk: list[int]) -> None:
         tokens = mx.array([chunk] * len(self.model), dtype=mx.uint32)
-        self.rows.prefill(tokens.reshape(len(self.model), len(chunk)))
+        self.rows.prefill(tokens.reshape(len(self.model), len(chunk)), ())
         for history in self.model:
             history += chunk
 
     @rule(depth=st.integers(0, 4), data=st.data())
     def round(self, depth: int, data: st.DataObject) -> None:
         pending = [data.draw(st.integers(0, 3)) for _ in self.model]
-        draft = self.rows.draft(pending, depth, [0] * len(pending))
+        draft = self.rows.draft(pending, depth, [0] * len(pending), NOBODY)
         kept = [data.draw(st.integers(0, n)) for n in draft.lengths]
-        self.rows.commit(kept)
+        self.rows.commit(kept, ())
         for r, history in enumerate(self.model):
             history.append(pending[r])
             expected = models.ngram_scan(history, depth)
@@ -151,21 +153,21 @@ def test_two_model_state_covers_its_contract(
     A group that was captured and rejoined at some boundary drafts the same from there on.
     """
     rows = two_model.open(GREEDY)
-    rows.prefill(mx.array([prompt[:-1]], dtype=mx.uint32))
+    rows.prefill(mx.array([prompt[:-1]], dtype=mx.uint32), ())
     held, pending = list(prompt[:-1]), prompt[-1]
     twin: TwoModelRows | None = None
     for number, (depth, kept) in enumerate(rounds):
         if number == capture_at:
             twin = two_model.open(GREEDY, rows.capture(0))
-        draft = rows.draft([pending], depth, [0])
+        draft = rows.draft([pending], depth, [0], NOBODY)
         ids: list[int] = read(draft.tokens)[0]
         assert len(ids) == depth == draft.lengths[0]
         assert ids == draft_greedily(two_model, [*held, pending], depth)
         kept = min(kept, depth)
-        rows.commit([kept])
+        rows.commit([kept], ())
         if twin is not None:
-            assert twin.draft([pending], depth, [0]).tokens[0].tolist() == ids
-            twin.commit([kept])
+            assert twin.draft([pending], depth, [0], NOBODY).tokens[0].tolist() == ids
+            twin.commit([kept], ())
         held += [pending, *ids[:kept]]
         assert rows.capture(0).processed_tokens == len(held)
         pending = 65 + number
@@ -178,7 +180,7 @@ def draft_greedily(provider: TwoModelProvider, tokens: list[int], depth: int) ->
 def test_two_model_refuses_foreign_checkpoints(two_model: TwoModelProvider) -> None:
     """`identity-drafter`: another draft model's weights, or a misaligned attachment."""
     rows = two_model.open(GREEDY)
-    rows.prefill(mx.array([[5, 6, 7]], dtype=mx.uint32))
+    rows.prefill(mx.array([[5, 6, 7]], dtype=mx.uint32), ())
     good = rows.capture(0)
     attachment = good.attachment
     foreign = Checkpoint(3, Attachment("standalone-draft-v1:0", attachment.metadata, ()))
@@ -198,7 +200,7 @@ def test_two_model_refuses_foreign_checkpoints(two_model: TwoModelProvider) -> N
 
 def test_a_commit_needs_a_draft(two_model: TwoModelProvider) -> None:
     with pytest.raises(LawError, match="without draft"):
-        two_model.open(GREEDY).commit([0])
+        two_model.open(GREEDY).commit([0], ())
 
 
 def copy_with_config(source: Path, folder: Path, **changes: object) -> Path:

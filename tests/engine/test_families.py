@@ -34,7 +34,7 @@ from .families import (
     rows_of,
     target_on,
 )
-from .puppet import Puppet, scripted
+from .puppet import NOBODY, Puppet, scripted
 
 GREEDY = RowSampling([Greedy()])
 
@@ -162,18 +162,18 @@ def test_draft_states_cover_their_contract(
     draft.__dict__["identity"] = "twin"
     provider = TwoModelProvider(draft, draft)
     rows, twin = provider.open(GREEDY), None
-    rows.prefill(mx.array([ids(WINDOW - 3)]))
+    rows.prefill(mx.array([ids(WINDOW - 3)]), ())
     held, pending = ids(WINDOW - 3), 5
     for number, (depth, kept) in enumerate(rounds):
         if number == capture_at:
             twin = provider.open(GREEDY, rows.capture(0))
-        drafted = read(rows.draft([pending], depth, [0]).tokens)[0]
+        drafted = read(rows.draft([pending], depth, [0], NOBODY).tokens)[0]
         assert drafted == greedy(family, [*held, pending], depth)
         kept = min(kept, depth)
-        rows.commit([kept])
+        rows.commit([kept], ())
         if twin is not None:
-            assert read(twin.draft([pending], depth, [0]).tokens)[0] == drafted
-            twin.commit([kept])
+            assert read(twin.draft([pending], depth, [0], NOBODY).tokens)[0] == drafted
+            twin.commit([kept], ())
         held += [pending, *drafted[:kept]]
         assert rows.capture(0).processed_tokens == len(held)
         pending = 20 + number

@@ -13,10 +13,11 @@ from mlx_lm.models.cache import KVCache
 
 from engine import BadInput, DraftProvider, LawError, Request, Target, generate, open_live
 from engine.acceptance import walk
-from engine.drafters.source import Draft
+from engine.drafters.source import Draft, Lender, Taps
 from engine.host import read
 from engine.rounds import Rounds, Row
 from engine.sampling import Greedy, RowSampling
+from engine.state.donors import Donor
 from engine.state.rows import Undo
 
 from .conftest import finish_of, last
@@ -34,6 +35,7 @@ class ToyRows:
     """B histories; the logits of each position point at `successor`. Remembers its windows."""
 
     steps_back_freely = True
+    tapped: Taps = ()
 
     def __init__(self, histories: list[list[int]]) -> None:
         self.histories = histories
@@ -64,6 +66,9 @@ class ToyRows:
     def poison(self, error: BaseException) -> None:
         raise AssertionError("the toy never fails") from error
 
+    def donor(self, windowed: bool) -> Donor:
+        raise AssertionError("the toy lends nothing")
+
     def arrays(self) -> list[Any]:
         return []
 
@@ -81,7 +86,9 @@ class Rows(PuppetRows):
         super().__init__(lambda number, step, depth: [], "tail-split", None)
         self.drafts = drafts
 
-    def draft(self, pending: Sequence[int], depth: int, steps: Sequence[int]) -> Draft:
+    def draft(
+        self, pending: Sequence[int], depth: int, steps: Sequence[int], lender: Lender
+    ) -> Draft:
         return Draft.of(self.drafts)
 
 
@@ -166,7 +173,9 @@ def test_depth_is_capped_by_the_largest_budget() -> None:
 @pytest.mark.parametrize("lengths", [(1, 1), ()])
 def test_a_draft_for_other_rows_is_an_error(lengths: tuple[int, ...]) -> None:
     class Wrong(PuppetRows):
-        def draft(self, pending: Sequence[int], depth: int, steps: Sequence[int]) -> Draft:
+        def draft(
+            self, pending: Sequence[int], depth: int, steps: Sequence[int], lender: Lender
+        ) -> Draft:
             return Draft(mx.zeros((1, 1), dtype=mx.uint32), lengths)
 
     class Lost(ToyRows):

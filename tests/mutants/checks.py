@@ -53,12 +53,12 @@ def too_many_drafts_are_reported(world: World) -> None:
 def ngram_history_after_a_rejection(world: World) -> None:
     """`companion`: the history is the prompt, the pending tokens and the accepted drafts."""
     rows = world["engine.drafters.ngram"].NgramProvider().open(None)
-    rows.draft([5], 4, [0])
-    rows.commit([0])
-    rows.draft([5], 4, [0])
-    rows.commit([0])
-    rows.draft([5], 4, [0])
-    rows.commit([1])
+    rows.draft([5], 4, [0], None)
+    rows.commit([0], ())
+    rows.draft([5], 4, [0], None)
+    rows.commit([0], ())
+    rows.draft([5], 4, [0], None)
+    rows.commit([1], ())
     assert rows.capture(0).attachment.tensors[0].tolist() == [5, 5, 5, 5]
 
 
