@@ -47,15 +47,16 @@ class SharedHead(Module):
         self.norm = RMSNorm(size, eps=eps)
 
 
-class GlmMtpHead(DeepseekV32DecoderLayer):
-    """The layer, its parameters named as released. See `mtp_rows.Head`."""
+class GlmMtpHead(Module):
+    """The module, its parameters named as released but for the `decoder`'s. See `mtp_rows.Head`."""
 
     def __init__(self, args: Any) -> None:
-        super().__init__(args, args.num_hidden_layers)
+        super().__init__()  # type: ignore[no-untyped-call]  # mlx annotates no constructor
         size, eps = args.hidden_size, args.rms_norm_eps
         self.enorm = RMSNorm(size, eps=eps)
         self.hnorm = RMSNorm(size, eps=eps)
         self.eh_proj = Linear(2 * size, size, bias=False)
+        self.decoder = DeepseekV32DecoderLayer(args, args.num_hidden_layers)
         self.shared_head = SharedHead(size, eps)
 
     def mix(self, embeddings: mx.array, hidden: mx.array) -> mx.array:
@@ -66,7 +67,7 @@ class GlmMtpHead(DeepseekV32DecoderLayer):
     def __call__(self, mixed: mx.array, cache: list[Cache]) -> mx.array:
         # The mask is an array also where all is seen: the indexer narrows it.
         mask = create_attention_mask(mixed, cache[0][0], return_array=True)
-        out: mx.array = self.shared_head.norm(super().__call__(mixed, mask, cache[0]))
+        out: mx.array = self.shared_head.norm(self.decoder(mixed, mask, cache[0]))
         return out
 
     def make_cache(self) -> list[Cache]:
@@ -102,12 +103,15 @@ def open_glm_mtp(target: Target, convention: Convention = DRAFTED) -> MtpProvide
         count = max(2, stated) if _behind(target, 1) else stated
         raise BadInput(f"target {target.path} has {count} next-token layers, expected 1")
     # As layer 0, its experts and heads get mlx-lm's names.
-    own = {f"model.layers.0.{n}": a for n, a in found.items() if not n.startswith(SHARED)}
-    named = {
-        name.removeprefix("model.layers.0."): array
-        for name, array in target.model.sanitize(own).items()
-    }
+    first = "model.layers.0."
+    own = {f"{first}{n}": a for n, a in found.items() if not n.startswith(SHARED)}
     head = GlmMtpHead(args)
+    named = {
+        name if name.split(".")[0] in head else f"decoder.{name}": array
+        for name, array in (
+            (long.removeprefix(first), array) for long, array in target.model.sanitize(own).items()
+        )
+    }
     fill(head, named, config, f"the next-token layer of {target.path}")
     return MtpProvider(
         head,

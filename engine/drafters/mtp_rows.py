@@ -297,7 +297,7 @@ class MtpProvider:
         most = max(tokens - 1, 0)
         least = most if self.convention.whole_text else 0
         made = checkpoint.attachment.metadata.get("draft_offset")
-        if not isinstance(made, int) or not least <= made <= most:
+        if type(made) is not int or not least <= made <= most:
             raise BadInput(
                 f"checkpoint draft_offset is {made} after {tokens} tokens, "
                 f"expected {least if least == most else f'{least} to {most}'}"
@@ -310,7 +310,9 @@ class MtpProvider:
     @cached_property
     def _cold(self) -> mx.array:
         """The hidden state [1, 1, H] of a row that has seen nothing."""
-        return mx.zeros_like(self.ports.embed(mx.array([[0]])))
+        cold = mx.zeros_like(self.ports.embed(mx.array([[0]])))
+        mx.eval(cold)  # an array that is not evaluated belongs to the thread that made it
+        return cold
 
     @cached_property
     def _footprint(self) -> Footprint:

@@ -35,7 +35,7 @@ def fill(
 ) -> None:
     """Give a module its arrays; linear layers with `.scales` beside their weight are quantized.
 
-    `config["quantization"]` says how, as mlx-lm writes it. Arrays are read when they are used.
+    `config["quantization"]` says how, as mlx-lm writes it. Nothing is read if anything is refused.
 
     Raises:
         BadInput: a tensor is missing, unknown or of another shape, and nothing says how it was
@@ -55,7 +55,7 @@ def fill(
                 path in packed and hasattr(m, "to_quantized") and how.get(path, True)
             ),
         )
-    wanted: Any = dict(tree_flatten(module.parameters()))  # type: ignore[no-untyped-call]  # mlx's
+    wanted: Any = dict(tree_flatten(module.parameters()))
     for what, names in (
         ("lacks", wanted.keys() - tensors.keys()),
         ("has unknown", tensors.keys() - wanted.keys()),
@@ -67,3 +67,5 @@ def fill(
             raise BadInput(f"{where}: {name} is {array.shape}, expected {wanted[name].shape}")
     module.load_weights(list(tensors.items()))
     module.eval()
+    # Here, because an array that is not evaluated belongs to the thread that made it.
+    mx.eval(module.parameters())

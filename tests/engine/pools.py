@@ -12,6 +12,11 @@ from .conftest import last
 
 FAMILIES = ("dense", "sliding", "hybrid", "mla")
 DRAFTERS = ("off", "ngram", "two-model")
+PAIRS = (
+    *((family, kind) for family in FAMILIES for kind in DRAFTERS),
+    ("hybrid", "mtp"),
+    ("mla", "mtp"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +36,11 @@ def target_of(family: str) -> Target:
 
 @cache
 def drafter_of(family: str, kind: str) -> DraftProvider | None:
-    spec = str(fixtures.drafter_dir(f"{family}-draft")) if kind == "two-model" else kind
+    spec = kind
+    if kind == "two-model":
+        spec = str(fixtures.drafter_dir(f"{family}-draft"))
+    elif (family, kind) == ("hybrid", "mtp"):
+        spec = str(fixtures.drafter_dir("hybrid-mtp"))
     return open_drafter(spec, target_of(family))
 
 

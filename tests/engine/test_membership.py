@@ -18,7 +18,7 @@ from engine.sampling import resolve_seed
 from engine.state.checkpoint import Checkpoint, capture_caches
 from engine.state.rows import Rows
 
-from .pools import DRAFTERS, FAMILIES, Pool, pool, same
+from .pools import PAIRS, Pool, pool, same
 
 SCHEDULES = 42
 """Per family and drafter: more than 500 in all."""
@@ -116,8 +116,7 @@ class Company:
         return second
 
 
-@pytest.mark.parametrize("kind", DRAFTERS)
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(("family", "kind"), PAIRS)
 def test_members_come_and_go_as_if_alone(family: str, kind: str) -> None:
     """`membership`, `capture`, `solitude`, `position`."""
     own = pool(family, kind)
