@@ -17,6 +17,13 @@ PAIRS = (
     ("hybrid", "mtp"),
     ("mla", "mtp"),
 )
+"""Each family with each drafter that fits it."""
+
+FOLDERS = {"two-model": "draft", "mtp": "mtp"}
+"""What a kind's fixture is called behind its target's name."""
+
+OWN = (("mla", "mtp"),)
+"""What lies in the target's own files."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,11 +43,8 @@ def target_of(family: str) -> Target:
 
 @cache
 def drafter_of(family: str, kind: str) -> DraftProvider | None:
-    spec = kind
-    if kind == "two-model":
-        spec = str(fixtures.drafter_dir(f"{family}-draft"))
-    elif (family, kind) == ("hybrid", "mtp"):
-        spec = str(fixtures.drafter_dir("hybrid-mtp"))
+    separate = kind in FOLDERS and (family, kind) not in OWN
+    spec = str(fixtures.drafter_dir(f"{family}-{FOLDERS[kind]}")) if separate else kind
     return open_drafter(spec, target_of(family))
 
 

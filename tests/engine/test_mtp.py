@@ -23,7 +23,17 @@ from hypothesis.stateful import (
 )
 
 import fixtures
-from engine import BadInput, Engine, LawError, Limits, Target, generate, open_drafter
+from engine import (
+    BadInput,
+    Engine,
+    KVQuantization,
+    LawError,
+    Limits,
+    Request,
+    Target,
+    generate,
+    open_drafter,
+)
 from engine.drafters.glm_mtp import WHOLE_TEXT, has_glm_mtp, open_glm_mtp
 from engine.drafters.mtp_rows import MtpProvider, MtpRows
 from engine.drafters.qwen_mtp import open_qwen_mtp
@@ -44,6 +54,7 @@ from .test_adapters import fresh, write_adapter
 GREEDY = RowSampling([Greedy()])
 PAIRS = (("hybrid", "mtp"), ("mla", "mtp"))
 HEAD = fixtures.drafter_dir("hybrid-mtp")
+PROMPTS = fixtures.prompts("hybrid")
 
 
 @cache
@@ -224,7 +235,7 @@ def test_foreign_checkpoints_are_refused(name: str) -> None:
         (changed(good, draft_offset=made - 1), "expected 4|stands at 2 tokens, expected 1"),
         (changed(good, tensors=()), "hidden state is"),
         (changed(good, tensors=(hidden[..., 1:],)), r"hidden state is \(1, 1, "),
-        (changed(good, tensors=(hidden.astype(mx.float16),)), "x mlx.core.float16, expected"),
+        (changed(good, tensors=(hidden.astype(mx.int32),)), "x mlx.core.int32, expected"),
         (changed(good, tensors=(hidden,)), "arrays, too few"),
         (changed(good, tensors=(hidden, *good.attachment.tensors)), "does not hold|too many"),
         (changed(good, layers="ring:1"), "ring cache|holds 1 caches"),
@@ -400,6 +411,23 @@ def test_the_hidden_state_is_the_one_that_the_config_names(tmp_path: Path) -> No
         drafted = finish_of(target, prompt, provider)
         assert drafted.tokens == finish_of(target, prompt).tokens
         assert drafted.statistics.drafted > 0
+
+
+def test_rows_over_quantized_keys_stay_alone() -> None:
+    """`solitude`: they draft each to its own depth before they are converted; text as plain."""
+    how = KVQuantization(8, 32, 40)
+    target = Target.load(fixtures.target_dir("hybrid"), quantization=how)
+    provider = open_qwen_mtp(HEAD, target)
+    assert len(provider.cannot_share) == 1
+    assert provider_of("qwen").cannot_share == ()
+    prompts = [target.encode(prompt.text)[: 30 + 4 * i] for i, prompt in enumerate(PROMPTS[:3])]
+    alone = [finish_of(target, prompt, provider) for prompt in prompts]
+    assert [a.tokens for a in alone] == [finish_of(target, p).tokens for p in prompts]
+    engine = Engine(target, [provider])
+    streams = [engine.submit(Request(tuple(prompt), 24)) for prompt in prompts]
+    while engine.turn():
+        pass
+    assert [stream.result().rounds for stream in streams] == [a.rounds for a in alone]
 
 
 def copy_of(name: str, folder: Path, **tensors: mx.array | None) -> Target:
