@@ -26,7 +26,8 @@ from ..errors import BadInput
 from ..ports import NORM
 from ..state.layouts import Cache
 from ..target import Target, check_folder
-from .mtp_rows import Convention, MtpProvider
+from .mtp_provider import MtpProvider
+from .mtp_rows import Convention, Mtp
 from .mtp_weights import fill, tensors_of
 
 SCHEMA = "glm52-native-mtp-v1"
@@ -113,16 +114,9 @@ def open_glm_mtp(target: Target, convention: Convention = DRAFTED) -> MtpProvide
         )
     }
     fill(head, named, config, f"the next-token layer of {target.path}")
-    return MtpProvider(
-        head,
-        target.ports,
-        convention,
-        id="native-mtp",
-        schema=SCHEMA if convention == DRAFTED else f"{SCHEMA}-whole-text",
-        tap=NORM,
-        depth=DEPTH,
-        identity=lambda: target.identity,
-    )
+    schema = SCHEMA if convention == DRAFTED else f"{SCHEMA}-whole-text"
+    mtp = Mtp("native-mtp", head, target.ports, convention, schema, lambda: target.identity)
+    return MtpProvider(mtp, tap=NORM, depth=DEPTH)
 
 
 def _behind(target: Target, number: int) -> dict[str, mx.array]:

@@ -13,24 +13,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, Protocol
 
 import mlx.core as mx
-from mlx.utils import tree_flatten
 
-from ..errors import BadInput, LawError
+from ..errors import LawError
 from ..ports import Ports
 from ..sampling import RowSampling, log_softmax
-from ..state.checkpoint import (
-    Attachment,
-    Checkpoint,
-    capture_caches,
-    require_schema,
-    restore_caches,
-)
+from ..state.checkpoint import Attachment, Checkpoint, capture_caches
 from ..state.layouts import Cache
-from ..state.memory import Footprint, measure
 from ..state.rows import Rows, Undo
 from .source import Draft, Lender, PrefillMode, Taps
 
@@ -65,6 +56,25 @@ class Convention:
     keeps_drafted: bool
 
 
+@dataclass(frozen=True, slots=True)
+class Mtp:
+    """A head and the target it drafts for, by that one's `ports`.
+
+    Checkpoints are valid under `schema` and `identity`, which is asked for when needed.
+    """
+
+    id: str
+    head: Head
+    ports: Ports
+    convention: Convention
+    schema: str
+    identity: Callable[[], str]
+
+    @property
+    def namespace(self) -> str:
+        return f"{self.schema}:{self.identity()}"
+
+
 @dataclass(slots=True)
 class _Round:
     """`made` rows were appended while drafting."""
@@ -84,13 +94,13 @@ class MtpRows:
 
     def __init__(
         self,
-        provider: MtpProvider,
+        mtp: Mtp,
         sampling: RowSampling,
         state: Rows,
         hidden: mx.array,
         processed: Sequence[int],
     ) -> None:
-        self._provider = provider
+        self._mtp = mtp
         self._sampling = sampling
         self._state = state
         self._hidden = hidden
@@ -99,7 +109,7 @@ class MtpRows:
 
     @property
     def namespace(self) -> str:
-        return self._provider.namespace
+        return self._mtp.namespace
 
     @property
     def row_count(self) -> int:
@@ -107,7 +117,7 @@ class MtpRows:
 
     def selected(self, keep: Sequence[int]) -> MtpRows:
         return MtpRows(
-            self._provider,
+            self._mtp,
             self._sampling.selected(keep),
             self._state.selected(keep),
             self._hidden[mx.array(list(keep))],
@@ -116,7 +126,7 @@ class MtpRows:
 
     def joined(self, other: MtpRows) -> MtpRows:
         return MtpRows(
-            self._provider,
+            self._mtp,
             self._sampling.joined(other._sampling),
             self._state.joined(other._state),
             mx.concatenate([self._hidden, other._hidden]),
@@ -125,7 +135,7 @@ class MtpRows:
 
     def prefill(self, tokens: mx.array, taps: Taps) -> None:
         (hidden,) = taps
-        if self._provider.convention.whole_text:
+        if self._mtp.convention.whole_text:
             self._append_prompt(tokens, hidden)
         # Compact, so that it does not keep the chunk's whole buffer alive.
         self._hidden = mx.contiguous(hidden[:, -1:])
@@ -139,13 +149,13 @@ class MtpRows:
             raise LawError("a draft before the prompt: there is no hidden state to draft from")
         ids = mx.array(list(pending), dtype=mx.uint32)[:, None]
         hidden = self._hidden
-        made = max(depth, 1) if self._provider.convention.whole_text else depth
+        made = max(depth, 1) if self._mtp.convention.whole_text else depth
         self._state.begin(Undo.FORWARDS)
         tokens = [mx.zeros((self.row_count, 0), mx.uint32)]
         for position in range(made):
             hidden = self._forward(ids, hidden)
             if position < depth:
-                logits = self._provider.ports.logits(hidden)
+                logits = self._mtp.ports.logits(hidden)
                 ids = self._sampling.sample(log_softmax(logits), [s + position for s in steps])
                 mx.async_eval(ids)
                 tokens.append(ids)
@@ -159,9 +169,9 @@ class MtpRows:
     def commit(self, retained: Sequence[int], taps: Taps) -> None:
         now = self._round
         if now is None:
-            raise LawError(f"{self._provider.id} commit without draft")
+            raise LawError(f"{self._mtp.id} commit without draft")
         (hidden,) = taps
-        if self._provider.convention.keeps_drafted:
+        if self._mtp.convention.keeps_drafted:
             keep, first = [min(kept + 1, now.made) for kept in retained], max(now.made - 1, 0)
         else:
             keep, first = [min(1, now.made)] * self.row_count, 0
@@ -218,107 +228,5 @@ class MtpRows:
         self._state.resolve(counts)
 
     def _forward(self, ids: mx.array, hidden: mx.array) -> mx.array:
-        provider = self._provider
-        return self._state.forward(provider.head.mix(provider.ports.embed(ids), hidden))
-
-
-class MtpProvider:
-    """A head mounted beside the target that `ports` are of.
-
-    Args:
-        tap: the target's hidden state that the head was trained on.
-        identity: what its checkpoints are valid under beside `schema`; asked for when needed.
-    """
-
-    supports_target_adapters = False
-
-    def __init__(
-        self,
-        head: Head,
-        ports: Ports,
-        convention: Convention,
-        *,
-        id: str,
-        schema: str,
-        tap: str,
-        depth: int,
-        identity: Callable[[], str],
-        cannot_share: tuple[str, ...] = (),
-    ) -> None:
-        self.head = head
-        self.ports = ports
-        self.convention = convention
-        self.id = id
-        self.taps: tuple[str, ...] = (tap,)
-        self.default_depth = depth
-        self.cannot_share = cannot_share
-        self._schema = schema
-        self._identity = identity
-
-    @cached_property
-    def namespace(self) -> str:
-        return f"{self._schema}:{self._identity()}"
-
-    @property
-    def weights_bytes(self) -> int:
-        arrays: Any = tree_flatten(self.head.parameters())
-        return sum(array.nbytes for _, array in arrays)
-
-    def state_bytes(self, tokens: int) -> int:
-        return self._footprint.bytes(tokens)
-
-    def open(self, sampling: RowSampling, checkpoint: Checkpoint | None = None) -> MtpRows:
-        if checkpoint is None:
-            return MtpRows(self, sampling, self._rows(self.head.make_cache(), 0), self._cold, [0])
-        attachment = require_schema(checkpoint, self.namespace)
-        processed = attachment.metadata.get("processed_tokens")
-        if processed != checkpoint.processed_tokens:
-            raise BadInput(
-                f"checkpoint stands at {checkpoint.processed_tokens} tokens, "
-                f"its attachment at {processed}"
-            )
-        made = self._checked_offset(checkpoint)
-        *tensors, hidden = attachment.tensors or (mx.zeros(0),)
-        if hidden.shape != self._cold.shape or not mx.issubdtype(hidden.dtype, mx.floating):
-            raise BadInput(
-                f"checkpoint hidden state is {hidden.shape} x {hidden.dtype}, "
-                f"expected {self._cold.shape} x floating"
-            )
-        caches = self.head.make_cache()
-        if made:
-            restore_caches(caches, str(attachment.metadata.get("layers")), tensors, made)
-        elif tensors:
-            raise BadInput(f"checkpoint holds {len(tensors)} arrays of 0 rows, expected 0")
-        return MtpRows(self, sampling, self._rows(caches, made), hidden, [processed])
-
-    def _checked_offset(self, checkpoint: Checkpoint) -> int:
-        """How many rows a checkpoint holds."""
-        tokens = checkpoint.processed_tokens
-        most = max(tokens - 1, 0)
-        least = most if self.convention.whole_text else 0
-        made = checkpoint.attachment.metadata.get("draft_offset")
-        if type(made) is not int or not least <= made <= most:
-            raise BadInput(
-                f"checkpoint draft_offset is {made} after {tokens} tokens, "
-                f"expected {least if least == most else f'{least} to {most}'}"
-            )
-        return made
-
-    def _rows(self, caches: list[Cache], made: int) -> Rows:
-        return Rows(self.head, caches, (made,))
-
-    @cached_property
-    def _cold(self) -> mx.array:
-        """The hidden state [1, 1, H] of a row that has seen nothing."""
-        cold = mx.zeros_like(self.ports.embed(mx.array([[0]])))
-        mx.eval(cold)  # an array that is not evaluated belongs to the thread that made it
-        return cold
-
-    @cached_property
-    def _footprint(self) -> Footprint:
-        def forward(ids: mx.array, cache: list[Cache]) -> mx.array:
-            rows = mx.zeros((*ids.shape, self._cold.shape[-1]), self._cold.dtype)
-            return self.head(rows, cache)
-
-        found = measure(forward, self.head.make_cache())
-        return Footprint(found.fixed + self._cold.nbytes, found.growing)
+        mixed = self._mtp.head.mix(self._mtp.ports.embed(ids), hidden)
+        return self._state.forward(mixed)

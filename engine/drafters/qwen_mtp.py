@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,8 @@ from ..errors import BadInput
 from ..ports import NORM
 from ..state.layouts import Cache
 from ..target import Target, check_folder, digest_of
-from .mtp_rows import Convention, MtpProvider
+from .mtp_provider import MtpProvider
+from .mtp_rows import Convention, Mtp
 from .mtp_weights import fill, tensors_of
 
 SCHEMA = "qwen-mtp-v1"
@@ -89,15 +91,11 @@ def open_qwen_mtp(folder: Path, target: Target) -> MtpProvider:
     head = QwenMtpHead(TextModelArgs.from_dict(copy.deepcopy(text)))
     fill(head, _unprefixed(tensors_of(folder)), config, f"mtp drafter {folder}")
     files = [folder / "config.json", *sorted(folder.glob("model*.safetensors"))]
+    identity = cache(lambda: digest_of(files))
     return MtpProvider(
-        head,
-        ports,
-        CONVENTION,
-        id="mtp",
-        schema=SCHEMA,
+        Mtp("mtp", head, ports, CONVENTION, SCHEMA, identity),
         tap=NORM if hidden == "behind-norm" else ports.last_layer,
         depth=block - 1,
-        identity=lambda: digest_of(files),
         # How far a row drafts then depends on its own length, and what it keeps on how far.
         cannot_share=("rows of quantized keys and values draft each to its own depth",)
         if target.quantizes

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import mlx.core as mx
 
-from engine.drafters.mtp_rows import MtpProvider
+from engine.drafters.mtp_rows import Mtp
 from engine.host import read
 from engine.state.checkpoint import capture_caches
 
@@ -16,7 +16,7 @@ from engine.state.checkpoint import capture_caches
 class Slow:
     """One request; `rows` are the ids and hidden states [H] that its rows were made of."""
 
-    provider: MtpProvider
+    mtp: Mtp
     rows: list[tuple[int, mx.array]] = field(default_factory=list)
     hidden: mx.array | None = None
     processed: int = 0
@@ -25,7 +25,7 @@ class Slow:
 
     def prefill(self, ids: Sequence[int], hidden: mx.array) -> None:
         for token, state in zip(ids, hidden, strict=True):
-            if self.provider.convention.whole_text and self.hidden is not None:
+            if self.mtp.convention.whole_text and self.hidden is not None:
                 self.rows.append((token, self.hidden))
             self.hidden, self.processed = state, self.processed + 1
 
@@ -33,17 +33,17 @@ class Slow:
         assert self.hidden is not None
         token, hidden = pending, self.hidden
         self.drafted, self.drafts = [], []
-        forwards = depth or int(self.provider.convention.whole_text)
+        forwards = depth or int(self.mtp.convention.whole_text)
         for _ in range(forwards):
             self.drafted.append((token, hidden))
             hidden = self.forward([*self.rows, *self.drafted])[0][-1]
-            token = int(mx.argmax(self.provider.ports.logits(hidden[None, None])))
+            token = int(mx.argmax(self.mtp.ports.logits(hidden[None, None])))
             self.drafts.append(token)
         self.drafts = self.drafts[:depth]
         return self.drafts
 
     def commit(self, kept: int, hidden: mx.array) -> None:
-        if not self.provider.convention.keeps_drafted:
+        if not self.mtp.convention.keeps_drafted:
             self.rows += self.drafted[:1]
             self.rows += [(self.drafts[i], hidden[i]) for i in range(kept)]
         else:
@@ -62,11 +62,11 @@ class Slow:
         self, rows: Sequence[tuple[int, mx.array]]
     ) -> tuple[mx.array, tuple[mx.array, ...]]:
         """The outputs [N, H] of all rows, and the caches' arrays behind them."""
-        head = self.provider.head
+        head = self.mtp.head
         ids = mx.array([[token for token, _ in rows]])
         hidden = mx.stack([state for _, state in rows])[None]
         caches = head.make_cache()
-        out = head(head.mix(self.provider.ports.embed(ids), hidden), cache=caches)
+        out = head(head.mix(self.mtp.ports.embed(ids), hidden), cache=caches)
         return out[0], capture_caches(caches)[1]
 
 

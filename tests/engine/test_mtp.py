@@ -12,6 +12,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 import pytest
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -35,7 +36,8 @@ from engine import (
     open_drafter,
 )
 from engine.drafters.glm_mtp import WHOLE_TEXT, has_glm_mtp, open_glm_mtp
-from engine.drafters.mtp_rows import MtpProvider, MtpRows
+from engine.drafters.mtp_provider import MtpProvider
+from engine.drafters.mtp_rows import MtpRows
 from engine.drafters.qwen_mtp import open_qwen_mtp
 from engine.drafters.registry import default_drafter
 from engine.host import read
@@ -76,7 +78,7 @@ class Machine(RuleBasedStateMachine):
         self.provider = provider_of(self.name)
         self.draw = np.random.default_rng(0)
         self.rows: MtpRows = self.provider.open(GREEDY)
-        self.model: list[Slow] = [Slow(self.provider)]
+        self.model: list[Slow] = [Slow(self.provider.mtp)]
 
     def hidden(self, width: int) -> mx.array:
         """Hidden states [B, width, H] that no target ever had."""
@@ -92,7 +94,7 @@ class Machine(RuleBasedStateMachine):
     @precondition(lambda self: len(self.model) < 4)
     def join_cold(self) -> None:
         self.rows = self.rows.joined(self.provider.open(GREEDY))
-        self.model.append(Slow(self.provider))
+        self.model.append(Slow(self.provider.mtp))
 
     @rule(width=st.integers(1, 5))
     def prefill(self, width: int) -> None:
@@ -129,7 +131,7 @@ class Machine(RuleBasedStateMachine):
         row = data.draw(st.integers(0, len(self.model) - 1))
         self.rows = self.rows.joined(self.provider.open(GREEDY, self.rows.capture(row)))
         old = self.model[row]
-        self.model.append(Slow(self.provider, list(old.rows), old.hidden, old.processed))
+        self.model.append(Slow(self.provider.mtp, list(old.rows), old.hidden, old.processed))
 
     @invariant()
     def rows_agree(self) -> None:
@@ -145,7 +147,10 @@ class Machine(RuleBasedStateMachine):
 
 @pytest.mark.parametrize("name", ["qwen", "glm", "glm-whole-text"])
 def test_rows_are_lists_of_tokens_and_hidden_states(name: str) -> None:
-    run_state_machine_as_test(type("Machine", (Machine,), {"name": name}))
+    run_state_machine_as_test(
+        type("Machine", (Machine,), {"name": name}),
+        settings=settings(max_examples=40, stateful_step_count=15),
+    )
 
 
 def test_glms_layer_is_the_one_that_was_trained() -> None:
@@ -158,7 +163,7 @@ def test_glms_layer_is_the_one_that_was_trained() -> None:
     hidden, embeddings = model.model(ids[:, :-1]), model.model.embed_tokens(ids[:, 1:])
     width = hidden.shape[1]
     expected = layer(layer.mix(embeddings, hidden), mx.tril(mx.ones((width, width), mx.bool_)))
-    head = provider_of("glm").head
+    head = provider_of("glm").mtp.head
     caches = head.make_cache()
     mixed = head.mix(target.ports.embed(ids[:, 1:]), hidden)
     got = mx.concatenate([head(mixed[:, :20], caches), head(mixed[:, 20:], caches)], axis=1)
@@ -228,7 +233,7 @@ def test_foreign_checkpoints_are_refused(name: str) -> None:
     assert good.attachment.metadata["draft_offset"] == made
     hidden = good.attachment.tensors[-1]
     for checkpoint, message in (
-        (changed(good, schema=f"{provider.namespace}0"), "checkpoint schema is"),
+        (changed(good, schema=f"{provider.mtp.namespace}0"), "checkpoint schema is"),
         (Checkpoint(6, good.attachment), "stands at 6 tokens, its attachment at 5"),
         (changed(good, draft_offset=7), "draft_offset is 7 after 5 tokens, expected"),
         (changed(good, draft_offset=True), "draft_offset is True after 5 tokens, expected"),
@@ -281,8 +286,8 @@ def test_a_checkpoint_without_rows_holds_the_hidden_state_alone() -> None:
 
 def test_conventions_do_not_share_checkpoints() -> None:
     ours, theirs = provider_of("glm"), provider_of("glm-whole-text")
-    assert ours.namespace != theirs.namespace
-    assert target_of("mla").identity in ours.namespace
+    assert ours.mtp.namespace != theirs.mtp.namespace
+    assert target_of("mla").identity in ours.mtp.namespace
 
 
 @pytest.mark.parametrize("name", ["qwen", "glm"])
@@ -364,8 +369,8 @@ def test_tensors_that_are_not_the_heads_are_refused(tmp_path: Path) -> None:
 
 def first_logits(provider: MtpProvider) -> mx.array:
     """Logits of one row made of ones."""
-    mixed = provider.head.mix(provider.ports.embed(mx.array([[40]])), mx.ones((1, 1, 64)))
-    return provider.ports.logits(provider.head(mixed, provider.head.make_cache()))
+    mixed = provider.mtp.head.mix(provider.mtp.ports.embed(mx.array([[40]])), mx.ones((1, 1, 64)))
+    return provider.mtp.ports.logits(provider.mtp.head(mixed, provider.mtp.head.make_cache()))
 
 
 def test_original_names_hold_norms_less_one(tmp_path: Path) -> None:
@@ -394,7 +399,7 @@ def test_quantized_weights_are_read_as_such(tmp_path: Path) -> None:
     difference = float(mx.max(mx.abs(first_logits(provider) - first_logits(dense))))
     assert 0.0 < difference < 0.5
     assert provider.weights_bytes < dense.weights_bytes
-    assert provider.namespace != dense.namespace
+    assert provider.mtp.namespace != dense.mtp.namespace
     prompt = target.encode("Name: Anna. Say it again: ")
     assert finish_of(target, prompt, provider).tokens == finish_of(target, prompt).tokens
 

@@ -83,7 +83,7 @@ def _heads_rows(world: World, family: str) -> None:
     def open_row() -> Any:
         return provider.open(sampling.RowSampling([sampling.Greedy()]))
 
-    rows, models = open_row(), [slow.Slow(provider), slow.Slow(provider)]
+    rows, models = open_row(), [slow.Slow(provider.mtp), slow.Slow(provider.mtp)]
     states = hidden(1, 3)
     rows.prefill(mx.array([[40, 41, 42]]), (states,))
     models[0].prefill([40, 41, 42], states[0])

@@ -19,7 +19,7 @@ import pytest
 import fixtures
 from engine import Request, RoundTrace, Target, generate
 from engine.drafters.glm_mtp import DRAFTED, WHOLE_TEXT, open_glm_mtp
-from engine.drafters.mtp_rows import MtpProvider
+from engine.drafters.mtp_provider import MtpProvider
 from engine.drafters.qwen_mtp import open_qwen_mtp
 from engine.values import Finish
 from oracle.drafters import Array, Chain, Drafters, Pair
@@ -78,7 +78,7 @@ def pair(name: Name, drafters: Drafters, folder: Path) -> Pair:
 
 def logits_of(provider: MtpProvider, inputs: Chain) -> tuple[Array, Array]:
     """The engine's logits [N, V] and outputs [N, H] for rows on an empty cache."""
-    head, ports = provider.head, provider.ports
+    head, ports = provider.mtp.head, provider.mtp.ports
     mixed = head.mix(ports.embed(mx.array([list(inputs.ids)])), mx.array(inputs.hidden)[None])
     out = head(mixed, head.make_cache())
     return np.array(ports.logits(out))[0], np.array(out)[0]
