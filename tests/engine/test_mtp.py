@@ -31,6 +31,7 @@ from engine import (
     LawError,
     Limits,
     Request,
+    Sampling,
     Target,
     generate,
     open_drafter,
@@ -42,7 +43,7 @@ from engine.drafters.qwen_mtp import open_qwen_mtp
 from engine.drafters.registry import default_drafter
 from engine.host import read
 from engine.ports import NORM
-from engine.sampling import Greedy, RowSampling
+from engine.sampling import Greedy, RowSampling, log_softmax, make_row_sampler
 from engine.state.checkpoint import Attachment, Checkpoint
 from fixtures import native, random_drafters
 from fixtures.model import load
@@ -217,6 +218,24 @@ def test_any_depth_gives_the_same_text(name: str, depth: int) -> None:
     drafted = finish_of(target, prompt, provider_of(name), depth=depth)
     assert drafted.tokens == finish_of(target, prompt).tokens
     assert (drafted.statistics.drafted > 0) is (depth > 0)
+
+
+@pytest.mark.parametrize("name", ["qwen", "glm"])
+def test_sampled_drafts_have_the_noise_of_their_own_steps(name: str) -> None:
+    """The target draws with the same: a draft of its very distribution is always accepted."""
+    provider = provider_of(name)
+    sampling = RowSampling([make_row_sampler(Sampling(temperature=1.5, seed=7), ())])
+    rows, slow = provider.open(sampling), Slow(provider.mtp)
+    hidden = mx.random.normal((1, 1, provider._cold.shape[-1]), key=mx.random.key(1))
+    rows.prefill(mx.array([[5]], dtype=mx.uint32), (hidden,))
+    slow.prefill([5], hidden[0])
+    fed, drafts = [(9, hidden[0, 0])], []
+    for step in (11, 12, 13):
+        out = slow.forward(fed)[0][-1]
+        logprobs = log_softmax(provider.mtp.ports.logits(out[None, None]))
+        drafts.append(int(sampling.sample(logprobs, [step])))
+        fed.append((drafts[-1], out))
+    assert read(rows.draft([9], 3, [11], NOBODY).tokens) == [drafts]
 
 
 @pytest.mark.parametrize("name", ["qwen", "glm"])
