@@ -200,5 +200,7 @@ def planes_of(leaf: Any) -> list[mx.array]:
     keys, values = leaf.keys_and_values()
     return [*keys, *values] if isinstance(leaf, QuantizedKVCache) else [keys, values]
 
+
 import atexit
+
 atexit.register(lambda: print(LARGEST))

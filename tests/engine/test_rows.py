@@ -52,9 +52,7 @@ class RowsMachine(RuleBasedStateMachine):
         rows = st.integers(0, self.company.rows.row_count - 1)
         self.company = self.company.selected(data.draw(st.lists(rows, min_size=1, unique=True)))
 
-    @rule(
-        widths=st.lists(st.integers(1, 6), min_size=1, max_size=3), seed=SEEDS, data=st.data()
-    )
+    @rule(widths=st.lists(st.integers(1, 6), min_size=1, max_size=3), seed=SEEDS, data=st.data())
     def windows(self, widths: list[int], seed: int, data: st.DataObject) -> None:
         keep = [data.draw(st.integers(0, sum(widths))) for _ in self.company.held]
         self.company.round(widths, keep, seed)
