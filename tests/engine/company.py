@@ -14,6 +14,7 @@ from mlx_lm.models.cache import ArraysCache, QuantizedKVCache, RotatingKVCache
 
 import fixtures
 from engine import Target
+from engine.drafters.two_model import TwoModelProvider
 from engine.state.checkpoint import capture_caches
 from engine.state.columns import Columns
 from engine.state.layouts import leaves
@@ -27,9 +28,6 @@ ROUND = {"sliding", "mla", *ROUNDED}
 """Models in which the number of tokens or rows of a forward changes rounding, on CPU too."""
 
 
-LARGEST: dict[str, float] = {}
-
-
 @cache
 def model_of(name: str) -> Target:
     """A trained target; `quantized`, the dense one with small keys; or a family's random model."""
@@ -41,6 +39,13 @@ def model_of(name: str) -> Target:
     if name in TARGETS:
         return Target.load(fixtures.target_dir(name))
     return target_on(build(name), model_of("dense"))
+
+
+@cache
+def provider_of(kind: str) -> TwoModelProvider:
+    """The trained target's own draft model."""
+    draft = Target.load(fixtures.drafter_dir(f"{kind}-draft"))
+    return TwoModelProvider(draft, model_of(kind))
 
 
 def ids(count: int, seed: int) -> list[int]:
@@ -127,7 +132,6 @@ class Company:
         if self.name in ROUND:
             scale = max(1.0, mx.abs(theirs).max().item())  # type: ignore[type-var]
             error: Any = mx.abs(ours - theirs).max().item() if ours.size else 0.0
-            LARGEST[self.name] = max(LARGEST.get(self.name, 0), error / scale)
             assert error <= 1e-5 * scale
         else:
             assert mx.array_equal(ours, theirs)
@@ -199,8 +203,3 @@ def planes_of(leaf: Any) -> list[mx.array]:
         return [leaf._temporal_order(plane) for plane in (leaf.keys, leaf.values)]
     keys, values = leaf.keys_and_values()
     return [*keys, *values] if isinstance(leaf, QuantizedKVCache) else [keys, values]
-
-
-import atexit
-
-atexit.register(lambda: print(LARGEST))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import cache
-
 import mlx.core as mx
 import pytest
 from hypothesis import settings
@@ -17,23 +15,16 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-import fixtures
-from engine import LawError, Sampling, Target
-from engine.drafters.two_model import TwoModelProvider, TwoModelRows
+from engine import LawError, Sampling
+from engine.drafters.two_model import TwoModelRows
 from engine.host import read
 from engine.sampling import Greedy, Positional, RowSampling
 
-from .company import ids, model_of
+from .company import ids, provider_of
 
 MOST = 4
 LENGTHS = st.sampled_from([1, 2, 5, 30, 33])
 SEEDS = st.integers(0, 1 << 20)
-
-
-@cache
-def provider_of(kind: str) -> TwoModelProvider:
-    draft = Target.load(fixtures.drafter_dir(f"{kind}-draft"))
-    return TwoModelProvider(draft, model_of(kind))
 
 
 class CompanionMachine(RuleBasedStateMachine):
@@ -123,7 +114,7 @@ class CompanionMachine(RuleBasedStateMachine):
 
 @pytest.mark.parametrize("kind", ["dense", "hybrid", "sliding"])
 def test_a_row_drafts_what_it_would_alone(kind: str) -> None:
-    """Bitwise in dense and hybrid models; in sliding ones a draft may be a tie, so always as now."""
+    """Sliding models round: a draft may be a tie there, so the examples are always the same."""
     run_state_machine_as_test(
         type(kind, (CompanionMachine,), {"kind": kind}),
         settings=settings(
