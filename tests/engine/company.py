@@ -191,6 +191,8 @@ def remembered(ours: Any, theirs: Any) -> tuple[list[mx.array], list[mx.array]]:
     pair = planes_of(ours), planes_of(theirs)
     if not isinstance(ours, RotatingKVCache):
         return pair
+    # Ours is one as mlx-lm has it after single steps; the other may be after a window.
+    assert ours.keys.shape[2] == min(ours.offset, ours.max_size)
     columns = min(planes[0].shape[2] for planes in pair)
     assert columns >= min(ours.offset, ours.max_size - 1)
     found = [[plane[:, :, -columns:] for plane in planes] for planes in pair]
