@@ -144,9 +144,10 @@ class Company:
             ours, theirs = leaves(self.rows.lowered(r)), leaves(twin.lowered(0))
             for pair in zip(ours, theirs, strict=True):
                 assert type(pair[0]) is type(pair[1])
-                if many and isinstance(pair[0], RotatingKVCache) and pair[0].offset:
+                ring: Any = pair[0]
+                if many and isinstance(ring, RotatingKVCache) and ring.offset:
                     # Fewer columns than a window has are for mlx-lm a ring that may still grow.
-                    assert pair[0].keys.shape[2] == min(pair[0].offset, pair[0].max_size)
+                    assert planes_of(ring)[0].shape[2] == min(ring.offset, ring.max_size)
                 for a, b in zip(*remembered(*pair), strict=True):
                     self.same(a, b)
 
@@ -185,9 +186,9 @@ def junk(plane: mx.array) -> float | int:
 def remembered(ours: Any, theirs: Any) -> tuple[list[mx.array], list[mx.array]]:
     """What two native caches of a kind hold that a later token can see, oldest first."""
     if isinstance(ours, ArraysCache):
-        slots = [pair for pair in zip(ours.cache, theirs.cache, strict=True) if pair[0] is not None]
+        slots: Any = zip(ours.cache, theirs.cache, strict=True)
         # What a row has not seen yet is zero in company and absent alone.
-        known = [(a, mx.zeros_like(a) if b is None else b) for a, b in slots]
+        known = [(a, mx.zeros_like(a) if b is None else b) for a, b in slots if a is not None]
         return [a for a, _ in known], [b for _, b in known]
     assert ours.offset == theirs.offset
     if not ours.offset:

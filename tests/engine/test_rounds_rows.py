@@ -192,13 +192,13 @@ def test_rounds_launched_ahead_are_taken_back_before_rows_change(target: Target)
         rounds.step()
         assert rounds._ahead is not None
     both = one.joined(two)
-    assert one._ahead is two._ahead is None
+    assert [rounds._ahead for rounds in (one, two)] == [None, None]
     state: Any = both.target
     assert state.processed == [len(row.held) for row in both.rows]
     both.step()
     assert both._ahead is not None
     single = both.selected([1])
-    assert both._ahead is None
+    assert [both._ahead] == [None]
     assert isinstance(single.target, Rows)
     assert single.target.processed == [len(single.rows[0].held)]
     single.rows[0].end = "stop"

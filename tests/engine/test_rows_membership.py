@@ -76,11 +76,12 @@ def test_a_layer_that_fails_leaves_all_rows_as_they_were(
     before = image(company.rows), image(donor.rows)
     layers = len(leaves(company.rows.caches))
     for at in (1, 2, layers):
-        for change in (
+        changes: list[Callable[[], Rows]] = [
             lambda: company.rows.joined(donor.rows),
             lambda: donor.rows.joined(company.rows),
             lambda: company.rows.selected([2, 0]),
-        ):
+        ]
+        for change in changes:
             with monkeypatch.context() as patch:
                 failing_at(patch, at)
                 with pytest.raises(MemoryError, match="no room"):
@@ -129,9 +130,9 @@ def test_rows_of_another_model_are_refused_and_change_nothing() -> None:
     """`membership`: a kind of layer in the wrong place."""
     ours, theirs = ragged("llama"), Company.of("falcon_h1", ids(4, 0))
     before = image(ours.rows), image(theirs.rows)
-    for change in (lambda: ours.rows.joined(theirs.rows), lambda: theirs.rows.joined(ours.rows)):
+    for one, two in ((ours.rows, theirs.rows), (theirs.rows, ours.rows)):
         with pytest.raises(LawError, match=r"Columns and ArraysCache|ArraysCache and Columns"):
-            change()
+            one.joined(two)
     assert (image(ours.rows), image(theirs.rows)) == before
 
 
