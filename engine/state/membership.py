@@ -38,7 +38,13 @@ def no_row_form(caches: Sequence[Cache]) -> tuple[str, ...]:
 
 
 def lifted(caches: Sequence[Cache]) -> list[Cache]:
-    """One row's native caches as caches of many rows, of which there is one."""
+    """One row's native caches as caches of many rows, of which there is one.
+
+    Raises:
+        LawError: a kind among them cannot stand beside other rows.
+    """
+    if names := no_row_form(caches):
+        raise LawError(f"cache kind {', '.join(names)} has no row layout")
     places: list[Place] = []
 
     def place_for(place: Place) -> Place:
