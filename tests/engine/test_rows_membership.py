@@ -7,7 +7,7 @@ from typing import Any
 
 import mlx.core as mx
 import pytest
-from mlx_lm.models.cache import CacheList, KVCache
+from mlx_lm.models.cache import CacheList, ChunkedKVCache, KVCache, RotatingKVCache
 
 from engine import LawError
 from engine.state import membership
@@ -143,6 +143,18 @@ def test_rows_stored_in_other_ways_are_not_joined() -> None:
         for ours, theirs in ((quantized.rows, plain), (plain, quantized.rows)):
             with pytest.raises(LawError, match="Columns"):
                 ours.joined(theirs)
+
+
+@pytest.mark.parametrize("kind", [lambda: ChunkedKVCache(8), lambda: RotatingKVCache(8, keep=2)])
+def test_kinds_without_a_row_form_are_not_lifted(kind: Callable[[], Any]) -> None:
+    """A ring that keeps its first tokens would be taken for one that does not."""
+
+    def rows() -> Rows:
+        return Rows(lambda tokens, cache: tokens, [CacheList(KVCache(), kind())])
+
+    for change in (rows().lifted, lambda: rows().joined(rows())):
+        with pytest.raises(LawError, match="KVCache.* has no row layout"):
+            change()
 
 
 def test_membership_is_between_rounds_only() -> None:
