@@ -153,7 +153,7 @@ def test_kinds_without_a_row_form_are_not_lifted(kind: Callable[[], Any]) -> Non
         return Rows(lambda tokens, cache: tokens, [CacheList(KVCache(), kind())])
 
     for change in (rows().lifted, lambda: rows().joined(rows())):
-        with pytest.raises(LawError, match="KVCache.* has no row layout"):
+        with pytest.raises(LawError, match=r"KVCache.* has no row layout"):
             change()
 
 
