@@ -18,9 +18,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from typer.exceptions import TyperException
 
 from .drafters.registry import open_drafter
-from .drafters.source import DraftProvider
 from .errors import BadInput
-from .generate import generate
+from .groups import Limits
+from .requests import drafter_for
+from .service import Engine
 from .state.quantize import KVQuantization
 from .target import Target
 from .values import Finish, LogitsOptions, Request, Rng, Sampling
@@ -40,6 +41,7 @@ def generate_command(
     target: Annotated[str, typer.Option(help="mlx-lm folder or hub id")],
     prompt: Annotated[str | None, typer.Option(help="the prompt, as raw text")] = None,
     prompt_file: Annotated[Path | None, typer.Option(help="UTF-8, one prompt per line")] = None,
+    adapter: Annotated[Path | None, typer.Option(help="mlx-lm adapter folder")] = None,
     drafter: Annotated[str, typer.Option(help="off | ngram | KIND:DIR | DIR")] = "off",
     depth: Annotated[int | None, typer.Option(help="drafts per round")] = None,
     chat: Annotated[bool, typer.Option(help="each prompt is a user's message")] = False,
@@ -65,6 +67,7 @@ def generate_command(
     kv_bits: Annotated[int | None, typer.Option(help="quantize keys and values")] = None,
     kv_group_size: Annotated[int, typer.Option(help="32 | 64 | 128")] = 64,
     quantized_kv_start: Annotated[int, typer.Option(help="from this many tokens on")] = 5000,
+    rows: Annotated[int, typer.Option(help="prompts decoded together")] = 8,
     as_json: Annotated[bool, typer.Option("--json", help="one JSON object per prompt")] = False,
 ) -> None:
     """Generate from a prompt, with or without a drafter: the text is the same."""
@@ -92,13 +95,22 @@ def generate_command(
     if kv_bits is not None:
         quantization = KVQuantization(kv_bits, kv_group_size, quantized_kv_start)
     model = Target.load(target, quantization=quantization)
+    if adapter is not None:
+        model = model.adapted(adapter)
     provider = open_drafter(drafter, model)
+    if drafter_for(model, provider) is not provider:
+        warnings.warn(f"drafter {drafter} does not support adapters and is not used", stacklevel=1)
+    requests: list[Request] = []
     for text in texts:
         ids = model.encode_chat([{"role": "user", "content": text}]) if chat else model.encode(text)
-        request = Request(tuple(ids), max_tokens, sampling, stop_strings=tuple(stop or ()))
-        finish = _run(model, request, provider, depth, show_text=not as_json)
-        if as_json:
-            print(json.dumps(_report(finish), ensure_ascii=False), flush=True)
+        requests.append(Request(tuple(ids), max_tokens, sampling, stop_strings=tuple(stop or ())))
+    drafters = () if provider is None else (provider,)
+    with Engine(model, drafters, limits=Limits(rows=rows)) as engine:
+        streams = [engine.submit(request, depth=depth) for request in requests]
+        for stream in streams:
+            finish = _show_text(stream) if not as_json else _wait(stream, max_tokens)
+            if as_json:
+                print(json.dumps(_report(finish), ensure_ascii=False), flush=True)
 
 
 def _bias(pair: str) -> tuple[int, float]:
@@ -130,23 +142,14 @@ def _prompts(prompt: str | None, prompt_file: Path | None) -> list[str]:
     return prompts
 
 
-def _run(
-    model: Target,
-    request: Request,
-    provider: DraftProvider | None,
-    depth: int | None,
-    show_text: bool,
-) -> Finish:
-    """Generate one prompt: its text to stdout as it comes, or a progress bar on a terminal."""
-    events = generate(model, request, provider, depth=depth)
-    if show_text:
-        return _print_text(events)
+def _wait(events: Iterator[Any], max_tokens: int) -> Finish:
+    """The end of one stream; a progress bar on a terminal meanwhile."""
     console = Console(stderr=True)
     columns = (TextColumn("generating"), BarColumn(), MofNCompleteColumn())
     with Progress(
         *columns, console=console, transient=True, disable=not console.is_terminal
     ) as bar:
-        task = bar.add_task("generating", total=request.max_tokens)
+        task = bar.add_task("generating", total=max_tokens)
         for event in events:
             if isinstance(event, Finish):
                 return event
@@ -154,7 +157,7 @@ def _run(
     raise AssertionError("a stream ends with Finish")
 
 
-def _print_text(events: Iterator[Any]) -> Finish:
+def _show_text(events: Iterator[Any]) -> Finish:
     for event in events:
         if isinstance(event, Finish):
             print(event.tail, flush=True)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, Self
+from typing import Any, Protocol, Self
 
 import mlx.core as mx
 
@@ -33,6 +33,9 @@ class TargetRows(Protocol):
     @property
     def longest_windows(self) -> tuple[int | None, ...]: ...
 
+    @property
+    def due(self) -> tuple[bool, ...]: ...
+
     def begin(self, undo: Undo) -> None: ...
 
     def forward(self, tokens: mx.array) -> mx.array: ...
@@ -40,6 +43,8 @@ class TargetRows(Protocol):
     def resolve(self, keep: Sequence[int]) -> None: ...
 
     def poison(self, error: BaseException) -> None: ...
+
+    def arrays(self) -> list[Any]: ...
 
     def selected(self, keep: Sequence[int]) -> Self: ...
 
@@ -110,7 +115,6 @@ class Rounds:
         self._vocab_size = vocab_size
         self._no_draft = Draft.of([[] for _ in rows])
         self._ahead: Flight | None = None
-        self._looks_ahead = draft is None and target.steps_back_freely
 
     @property
     def done(self) -> bool:
@@ -127,7 +131,8 @@ class Rounds:
             raise LawError("a round over rows of which some have ended")
         try:
             flight, self._ahead = self._ahead or self._launch(self._pending()), None
-            if self._looks_ahead and all(row.remaining > 1 for row in self.rows):
+            looks_ahead = self.draft is None and self.target.steps_back_freely
+            if looks_ahead and all(row.remaining > 1 for row in self.rows):
                 # Nothing of a window without drafts is ever rejected.
                 self.target.resolve([1] * len(self.rows))
                 self._ahead = self._launch(flight.samples, steps_ahead=1)

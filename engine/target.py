@@ -7,7 +7,8 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -17,10 +18,12 @@ import mlx_lm
 from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.utils import hf_repo_to_path
 
-from .errors import BadInput
+from .adapters import FILES, mount
+from .errors import BadInput, one_line
 from .state.checkpoint import restore_caches
 from .state.layouts import Cache
 from .state.membership import no_row_form
+from .state.memory import Footprint, measure
 from .state.probe import prove, prove_rows
 from .state.quantize import KVQuantization, require_quantizable
 from .state.replay import Recorder
@@ -28,11 +31,24 @@ from .state.rows import Rows
 from .values import require_utf8
 
 
+@dataclass(frozen=True, slots=True)
+class Adapter:
+    """What is mounted on a target: `base` is the target without it.
+
+    `digest` is the sha256 over its files, as `digest_of` defines it, when it was mounted.
+    """
+
+    base: Target
+    folder: Path
+    digest: str
+
+
 class Target:
     """A loaded model with its tokenizer. The two-model drafter binds its draft model the same way.
 
     `eos_ids` are the ids that end a text; `vocab_size` is the width V of the logits. The model is
     bound as it is now: swapping its modules or arrays afterwards is not seen everywhere.
+    `adapter` is what is mounted on it, if anything is.
     """
 
     def __init__(
@@ -43,12 +59,15 @@ class Target:
         path: Path,
         *,
         quantization: KVQuantization | None = None,
+        adapter: Adapter | None = None,
     ) -> None:
         self.model = model
         self.tokenizer = tokenizer
         self.path = path
         self.eos_ids: frozenset[int] = frozenset(tokenizer.eos_token_ids)
         self.vocab_size: int = config.get("vocab_size") or config["text_config"]["vocab_size"]
+        self.adapter = adapter
+        self._config = config
         self._quantization = quantization
         if quantization is not None:
             require_quantizable(model, self._new_caches(), quantization)
@@ -75,11 +94,36 @@ class Target:
         except Exception as error:
             # mlx-lm, tokenizers and the hub client raise whatever they like for a bad folder.
             where = "" if found else "there is no such folder, and as a hub id: "
-            raise BadInput(f"cannot load model {path_or_id}: {where}{_one_line(error)}") from error
+            raise BadInput(f"cannot load model {path_or_id}: {where}{one_line(error)}") from error
         model, tokenizer, config = loaded
         if not found:
             folder = hf_repo_to_path(str(path_or_id))
         return cls(model, tokenizer, config, folder, quantization=quantization)
+
+    def adapted(self, folder: str | Path) -> Target:
+        """A target like this with an mlx-lm adapter: LoRA, DoRA, or layers fine-tuned in full.
+
+        The model's arrays are shared and this target stays as it is; any number of adapters can be
+        mounted beside each other, each as a target of its own.
+
+        Raises:
+            BadInput: an adapter is mounted already, or this one cannot be; see `adapters.mount`.
+        """
+        folder = Path(folder)
+        if self.adapter is not None:
+            raise BadInput(
+                f"adapter {self.adapter.folder} is mounted already; mount {folder} on its base"
+            )
+        model = mount(self.model, folder)
+        adapter = Adapter(self, folder, digest_of(folder / name for name in FILES))
+        return Target(
+            model,
+            self.tokenizer,
+            self._config,
+            self.path,
+            quantization=self._quantization,
+            adapter=adapter,
+        )
 
     def new_rows(self) -> Rows:
         """An empty state for one row."""
@@ -108,6 +152,16 @@ class Target:
             return tuple(f"cache kind {name} has no row layout" for name in names)
         problem = prove_rows(self.model, self._new_caches, lambda: self._recorder)
         return () if problem is None else (problem,)
+
+    @cached_property
+    def footprint(self) -> Footprint:
+        """What a row's state comes to; the first question costs one small forward."""
+        return measure(self.model, self._new_caches())
+
+    @property
+    def quantizes(self) -> bool:
+        """Whether keys and values are stored in few bits."""
+        return self._quantization is not None
 
     def _rows(self, caches: list[Cache], processed: int) -> Rows:
         return Rows(
@@ -145,7 +199,7 @@ class Target:
             )
         except Exception as error:
             # A template is a program of the model's author; it raises what it likes.
-            raise BadInput(f"the chat template refuses the messages: {_one_line(error)}") from error
+            raise BadInput(f"the chat template refuses the messages: {one_line(error)}") from error
         return ids
 
     def _new_caches(self) -> list[Cache]:
@@ -164,13 +218,25 @@ class Target:
 
     @cached_property
     def identity(self) -> str:
-        """sha256 over config.json and the name and bytes of every weight file, sorted by name."""
-        digest = hashlib.sha256()
-        for file in [self.path / "config.json", *sorted(self.path.glob("*.safetensors"))]:
-            for field in (file.name.encode(), file.read_bytes()):
-                digest.update(len(field).to_bytes(8, "little"))
-                digest.update(field)
-        return digest.hexdigest()
+        """What state may be shared under: it follows from content, never from where that lies.
+
+        The digest of config.json and of every weight file, sorted by name; under an adapter, the
+        sha256 over the base's identity and the adapter's digest.
+        """
+        if self.adapter is not None:
+            parts = self.adapter.base.identity + self.adapter.digest
+            return hashlib.sha256(parts.encode()).hexdigest()
+        return digest_of([self.path / "config.json", *sorted(self.path.glob("*.safetensors"))])
+
+
+def digest_of(files: Iterable[Path]) -> str:
+    """sha256 over the name and the bytes of each file, each behind its length."""
+    digest = hashlib.sha256()
+    for file in files:
+        for field in (file.name.encode(), file.read_bytes()):
+            digest.update(len(field).to_bytes(8, "little"))
+            digest.update(field)
+    return digest.hexdigest()
 
 
 def check_folder(folder: Path) -> dict[str, Any]:
@@ -187,7 +253,7 @@ def check_folder(folder: Path) -> dict[str, Any]:
     try:
         config = json.loads(config_file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise BadInput(f"{config_file} is not readable JSON: {_one_line(error)}") from error
+        raise BadInput(f"{config_file} is not readable JSON: {one_line(error)}") from error
     if not isinstance(config, dict) or "model_type" not in config:
         raise BadInput(f"{config_file} names no model_type")
     if not any(folder.glob("model*.safetensors")):
@@ -222,11 +288,3 @@ def require_compiler() -> None:
 def _looks_like_hub_id(name: str) -> bool:
     owner, slash, repo = name.partition("/")
     return bool(slash and owner.strip(".~") and repo and "/" not in repo)
-
-
-def _one_line(error: BaseException) -> str:
-    said = " ".join(str(error).split())
-    # These say what is wrong themselves; others, a KeyError above all, name a thing and no more.
-    if said and isinstance(error, OSError | ValueError):
-        return said
-    return f"{type(error).__name__}: {said}" if said else type(error).__name__

@@ -105,11 +105,16 @@ class NgramProvider:
     id = "ngram"
     weights_bytes = 0
     default_depth = 10
+    supports_target_adapters = True
     cannot_share: tuple[str, ...] = ()
 
     def __init__(self, max_n: int = 3, min_n: int = 1) -> None:
         self._max_n = max(1, max_n)
         self._min_n = min(max(1, min_n), self._max_n)
+
+    def state_bytes(self, tokens: int) -> int:
+        # About 100 bytes for each indexed run, and an id.
+        return tokens * (100 * (self._max_n - self._min_n + 1) + 8)
 
     def open(self, sampling: RowSampling, checkpoint: Checkpoint | None = None) -> NgramRows:
         history = History(self._max_n, self._min_n)

@@ -101,6 +101,19 @@ class DraftProvider(Protocol):
     def default_depth(self) -> int: ...
 
     @property
+    def supports_target_adapters(self) -> bool:
+        """Whether it drafts for a target with an adapter mounted.
+
+        False for one that was made for the base model, or agrees with it: under an adapter it
+        would be wrong too often to be worth its time. Then `generate` decodes without it.
+        """
+        ...
+
+    def state_bytes(self, tokens: int) -> int:
+        """What a row's state comes to after that many tokens."""
+        ...
+
+    @property
     def cannot_share(self) -> tuple[str, ...]:
         """Why its rows must each be a group of one; empty if they need not."""
         ...

@@ -160,6 +160,7 @@ class TwoModelProvider:
 
     id = "two-model"
     default_depth = 3
+    supports_target_adapters = False
 
     def __init__(self, draft: Target, target: Target) -> None:
         for text in PROBES:
@@ -192,6 +193,9 @@ class TwoModelProvider:
     def weights_bytes(self) -> int:
         arrays: Any = tree_flatten(self._draft.model.parameters())
         return sum(array.nbytes for _, array in arrays)
+
+    def state_bytes(self, tokens: int) -> int:
+        return self._draft.footprint.bytes(tokens)
 
     def open(self, sampling: RowSampling, checkpoint: Checkpoint | None = None) -> TwoModelRows:
         state, lag = self._draft.new_rows(), Lag.none(1)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import mlx.core as mx
 from mlx_lm.generate import maybe_quantize_kv_cache
 
-from ..errors import BadInput, LawError
+from ..errors import BadInput
 from .columns import Columns, quantized
 from .layouts import RING, Cache, layout_of
 
@@ -49,10 +49,7 @@ class KVQuantization:
     def convert(self, caches: list[Cache], processed: Sequence[int]) -> None:
         """Replace the list's entries that have reached `start`.
 
-        Rows of one cache are converted together.
-
-        Raises:
-            LawError: some rows are due and some are not; these are to be kept apart.
+        Rows of one cache are converted together, when all of them are due.
         """
         if not any(isinstance(cache, Columns) for cache in caches):
             maybe_quantize_kv_cache(caches, self.start, self.group_size, self.bits)
@@ -60,8 +57,6 @@ class KVQuantization:
             for number, cache in enumerate(caches):
                 if type(cache) is Columns:
                     caches[number] = quantized(cache, self.group_size, self.bits)
-        elif any(map(self.due, processed)):
-            raise LawError(f"rows of {list(processed)} tokens on both sides of {self.start}")
 
     def longest_windows(
         self, caches: Sequence[Cache], processed: Sequence[int]

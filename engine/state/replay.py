@@ -11,7 +11,7 @@ on the way to a recorder: the model itself is never touched.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,10 +19,8 @@ import mlx.core as mx
 from mlx.nn.layers.base import Module
 from mlx_lm.models.cache import ArraysCache, CacheList
 
+from ..clone import with_classes
 from .layouts import RECURRENT, Cache, layout_of, leaves
-
-ClassOf = Callable[[Module], type]
-"""The class that a module's copy is to have; its own class where nothing is to change."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,38 +191,3 @@ def _positions_in(values: Iterable[Any], position: Mapping[int, int]) -> set[int
         elif id(value) in position:
             found.add(position[id(value)])
     return found
-
-
-def with_classes(model: Module, class_of: ClassOf) -> Module:
-    """`model` with other classes for some modules.
-
-    Only the modules on the way to such a one are copied; all others, and all arrays, are shared.
-    A module that stands in several places stays one module.
-    """
-    copies: dict[int, Any] = {}
-
-    def built(node: Any) -> Any:
-        if not isinstance(node, dict | list | tuple):
-            return node
-        if id(node) not in copies:
-            copies[id(node)] = copied(node)
-        return copies[id(node)]
-
-    def copied(node: Any) -> Any:
-        if isinstance(node, dict):
-            children = {key: built(child) for key, child in node.items()}
-            kind: Any = class_of(node) if isinstance(node, Module) else type(node)
-            if kind is type(node) and all(children[key] is node[key] for key in node):
-                return node
-            new = kind.__new__(kind)
-            dict.update(new, children)
-            if isinstance(node, Module):
-                vars(new).update(vars(node))
-            return new
-        items = [built(child) for child in node]
-        if all(new is old for new, old in zip(items, node, strict=True)):
-            return node
-        return items if isinstance(node, list) else tuple(items)
-
-    clone: Module = built(model)
-    return clone

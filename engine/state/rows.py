@@ -106,6 +106,8 @@ class Rows:
     @property
     def steps_back_freely(self) -> bool:
         """Whether taking back a forward is possible and costs no copies made in advance."""
+        if self.row_count > 1 and not all(n is None for n in self.longest_windows):
+            return False  # some row's keys and values may be due to be converted before the next
         layouts = list(map(layout_of, leaves(self.caches)))
         return all(layout.free and layout.back is not None for layout in layouts)
 
@@ -116,9 +118,20 @@ class Rows:
             return (None,) * self.row_count
         return self._quantization.longest_windows(self.caches, self.processed)
 
+    @property
+    def due(self) -> tuple[bool, ...]:
+        """Per row, whether its keys and values are to be stored in few bits by now.
+
+        Rows that are and rows that are not cannot go on together. A round under way does not count.
+        """
+        how, open_tokens = self._quantization, self._open.appended if self._open else 0
+        return tuple(how is not None and how.due(n - open_tokens) for n in self.processed)
+
     def begin(self, undo: Undo = Undo.TOKENS) -> None:
         """Open a transaction at the current boundary."""
         self._require_whole()
+        if len(set(self.due)) > 1:
+            raise LawError("rows whose keys and values are converted beside rows where not")
         if self._open is not None:
             raise LawError(f"begin at {self.processed} tokens: the round before is unresolved")
         self._open = _Transaction(undo, self.longest_windows)
@@ -206,13 +219,15 @@ class Rows:
         return self._with(caches, self.processed + other.processed)
 
     def _with(self, caches: list[Cache], processed: Sequence[int]) -> Rows:
-        return Rows(
+        rows = Rows(
             self._model,
             caches,
             processed,
             replayer=self._replayer,
             quantization=self._quantization,
         )
+        rows._settle()
+        return rows
 
     def _run(self, tokens: mx.array) -> mx.array:
         now, width = self._open, tokens.shape[1]

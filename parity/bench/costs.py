@@ -14,11 +14,10 @@ from mlx_lm.models.cache import make_prompt_cache, trim_prompt_cache
 from engine import DraftProvider, Target
 from engine.drafters.ngram import History, NgramProvider
 from engine.drafters.two_model import TwoModelProvider
-from engine.prefill import prefill
 from engine.sampling import Greedy, RowSampling
 from engine.state.rows import Rows
 from engine.values import RoundTrace
-from parity.bench.loops import Ids, Models, open_rounds
+from parity.bench.loops import Ids, Models, drain, open_rounds
 from parity.bench.meter import metered
 from parity.bench.pairs import Side
 
@@ -101,8 +100,8 @@ def bare_side(models: Models, kind: Kind, depth: int, prompts: Sequence[Ids], bu
     def side(number: int) -> float:
         prompt, plan = prompts[number % len(prompts)], plans[number % len(prompts)]
         caches, draft_caches = make_prompt_cache(target), make_prompt_cache(draft)
-        prefill(Rows(target, caches), None, prompt)
-        prefill(Rows(draft, draft_caches), None, prompt)
+        drain(Rows(target, caches), None, prompt)
+        drain(Rows(draft, draft_caches), None, prompt)
         mx.synchronize()
         start = time.perf_counter()
         if kind == "off":
@@ -216,7 +215,7 @@ class _Watched:
 def forward_side(models: Models, prompt: Ids, *, repeats: int = 10) -> Side:
     """Seconds of one plain forward of the target behind a short prompt."""
     caches = make_prompt_cache(models.target.model)
-    prefill(Rows(models.target.model, caches), None, prompt)
+    drain(Rows(models.target.model, caches), None, prompt)
     token = _ids(prompt[-1])
 
     def side(_number: int) -> float:

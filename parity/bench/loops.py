@@ -16,10 +16,11 @@ from mlx_lm.generate import generate_step, speculative_generate_step, stream_gen
 
 import fixtures
 from engine import DraftProvider, Request, Target, TokenEvent, generate
+from engine.drafters.source import DraftRows
 from engine.drafters.two_model import TwoModelProvider
-from engine.prefill import prefill
 from engine.rounds import Rounds, Row
 from engine.sampling import Greedy, RowSampling
+from engine.state.rows import Rows
 from parity.bench.pairs import Side
 from parity.errors import Unusable
 
@@ -48,6 +49,15 @@ class Collector:
         return True
 
 
+def drain(rows: Rows, draft: DraftRows | None, prompt: Ids) -> None:
+    """Process all of a prompt but its last token, at once."""
+    tokens = mx.array([prompt[:-1]], dtype=mx.uint32)
+    rows.forward(tokens)
+    if draft is not None:
+        draft.prefill(tokens)
+    mx.eval(rows.arrays())
+
+
 def open_rounds(
     target: Target, prompt: Ids, budget: int, drafter: DraftProvider | None, depth: int
 ) -> tuple[Rounds, Row, Collector]:
@@ -55,7 +65,7 @@ def open_rounds(
     sampling = RowSampling([Greedy()])
     rows = target.new_rows()
     draft = None if drafter is None else drafter.open(sampling)
-    prefill(rows, draft, prompt)
+    drain(rows, draft, prompt)
     collector = Collector()
     row = Row(collector, frozenset(), list(prompt[:-1]), prompt[-1], 0, budget)
     rounds = Rounds(rows, draft, sampling, [row], depth=depth, vocab_size=target.vocab_size)

@@ -26,6 +26,9 @@ from .families import ROUNDED, build, target_on
 TARGETS = ("dense", "hybrid", "sliding", "mla")
 ROUND = {"sliding", "mla", *ROUNDED}
 """Models in which the number of tokens or rows of a forward changes rounding, on CPU too."""
+TOLERANCE = 1e-4
+"""For those, as a share of an array's largest number. mlx-lm's own model alone, given the same
+tokens in windows of other widths, is seen to differ by 1.2e-5 of it on the sliding target."""
 
 
 @cache
@@ -132,7 +135,7 @@ class Company:
         if self.name in ROUND:
             scale = max(1.0, mx.abs(theirs).max().item())  # type: ignore[type-var]
             error: Any = mx.abs(ours - theirs).max().item() if ours.size else 0.0
-            assert error <= 1e-5 * scale
+            assert error <= TOLERANCE * scale
         else:
             assert mx.array_equal(ours, theirs)
 

@@ -68,7 +68,7 @@ class PuppetRows:
         return Checkpoint(0, Attachment("puppet", {}, ()))
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Puppet:
     """The provider; `opened` are the groups it gave out. After `commits` commits one fails."""
 
@@ -79,7 +79,11 @@ class Puppet:
     weights_bytes: int = 0
     default_depth: int = 4
     cannot_share: tuple[str, ...] = ("a puppet stays alone",)
+    supports_target_adapters: bool = False
     opened: list[PuppetRows] = field(default_factory=list)
+
+    def state_bytes(self, tokens: int) -> int:
+        return 0
 
     def open(self, sampling: RowSampling, checkpoint: Checkpoint | None = None) -> PuppetRows:
         rows = PuppetRows(self.propose, self.prefill_mode, self.commits)

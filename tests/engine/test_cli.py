@@ -12,11 +12,12 @@ from typing import Any
 
 import pytest
 
-import engine.cli
 import fixtures
-from engine import KVQuantization, LogitsOptions, Request, Sampling, Target, generate
+from engine import Engine, KVQuantization, LogitsOptions, Request, Sampling, Stream, Target
 from engine.cli import main
 
+from .conftest import finish_of
+from .test_adapters import fresh, write_adapter
 from .test_chat import without_template
 from .test_drafters import copy_with_config
 from .test_quantize import BUDGET, mlx_lm_tokens
@@ -79,6 +80,23 @@ def test_kv_flags_give_mlx_lms_quantized_text(target: Target) -> None:
     assert expected != json.loads(run(*base).stdout)["tokens"]
 
 
+def test_an_adapter_is_used_and_a_drafter_that_has_none_is_named(
+    target: Target, tmp_path: Path
+) -> None:
+    """`lossless`: two-model steps aside with one line, n-gram drafts."""
+    prompt = "Name: Anna. Say it again: "
+    adapter = write_adapter(tmp_path / "a", fresh())
+    expected = finish_of(target.adapted(adapter), target.encode(prompt), max_tokens=48)
+    base = ("--target", TARGET, "--adapter", str(adapter), "--prompt", prompt, "--json")
+    for drafter in ("off", "ngram", DRAFT):
+        done = run(*base, "--max-tokens", "48", "--drafter", drafter)
+        answer = json.loads(done.stdout)
+        assert answer["tokens"] == list(expected.tokens)
+        assert (answer["statistics"]["drafted"] > 0) is (drafter == "ngram")
+        warned = f"warning: drafter {DRAFT} does not support adapters and is not used\n"
+        assert done.stderr == (warned if drafter == DRAFT else "")
+
+
 @pytest.mark.parametrize("chat", [False, True])
 def test_every_flag_reaches_the_request(
     target: Target,
@@ -89,11 +107,13 @@ def test_every_flag_reaches_the_request(
     """And `--chat` makes the prompt a user's message."""
     requests: list[Request] = []
 
-    def recording(model: Target, request: Request, *others: Any, **options: Any) -> Any:
-        requests.append(request)
-        return generate(model, request, *others, **options)
+    submit = Engine.submit
 
-    monkeypatch.setattr(engine.cli, "generate", recording)
+    def recording(self: Engine, request: Request, **options: Any) -> Stream:
+        requests.append(request)
+        return submit(self, request, **options)
+
+    monkeypatch.setattr(Engine, "submit", recording)
     options = {"max-tokens": 3, "temp": 0.7, "top-p": 0.9, "top-k": 9, "min-p": 0.01, "seed": 4}
     options |= {"xtc-probability": 0.25, "xtc-threshold": 0.3}
     options |= {"repetition-penalty": 1.1, "repetition-context-size": 5}
@@ -146,6 +166,8 @@ def test_bad_input_is_one_line_and_exit_2(
         (("--target", TARGET, "--prompt-file", str(latin)), "not UTF-8 (byte 3)"),
         (("--target", TARGET, "--prompt-file", str(blank)), "at least 1 line"),
         (("--target", TARGET, "--prompt-file", str(tmp_path)), "cannot read prompt file"),
+        ((*good, "--adapter", "/nowhere"), "adapter folder /nowhere does not exist"),
+        ((*good, "--adapter", str(tmp_path)), "has no adapter_config.json"),
         ((*good, "--depth", "-1"), "--depth must be at least 0, got -1"),
         ((*good, "--kv-bits", "7"), "kv_bits must be one of 2, 3, 4, 5, 6, 8, got 7"),
         ((*good, "--kv-bits", "0"), "got 0"),

@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from mlx_lm.models.cache import KVCache, RotatingKVCache
 
 from engine import BadInput, Request, Target, generate, open_live
+from engine.clone import with_classes
 from engine.drafters.two_model import TwoModelProvider
 from engine.host import read
 from engine.sampling import Greedy, RowSampling
 from engine.state.layouts import leaves
-from engine.state.replay import with_classes
 from engine.state.rows import Rows, Undo
 
 from .conftest import finish_of, last

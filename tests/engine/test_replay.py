@@ -11,8 +11,9 @@ from mlx.utils import tree_flatten
 from mlx_lm.models.cache import ArraysCache, make_prompt_cache
 
 from engine import BadInput, LawError, Request, Target, generate
+from engine.clone import with_classes
 from engine.state.probe import prove
-from engine.state.replay import Recorder, cut, with_classes
+from engine.state.replay import Recorder, cut
 
 from .conftest import finish_of
 from .families import (

@@ -38,6 +38,7 @@ class ToyRows:
     def __init__(self, histories: list[list[int]]) -> None:
         self.histories = histories
         self.longest_windows = (None,) * len(histories)
+        self.due = (False,) * len(histories)
         self.opened: list[int] = []
         self.windows: list[list[list[int]]] = []
 
@@ -62,6 +63,9 @@ class ToyRows:
 
     def poison(self, error: BaseException) -> None:
         raise AssertionError("the toy never fails") from error
+
+    def arrays(self) -> list[Any]:
+        return []
 
     def selected(self, keep: Sequence[int]) -> Self:
         return type(self)([self.histories[r] for r in keep])

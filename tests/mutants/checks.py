@@ -202,7 +202,7 @@ def a_wrong_replay_is_refused(world: World) -> None:
             self.before = x[:, -1:]
             return super().__call__(x + before, cache)
 
-    with_classes = world["engine.state.replay"].with_classes
+    with_classes = world["engine.clone"].with_classes
     wrong = with_classes(model, lambda m: Remembers if type(m) is kind else type(m))
     assert _rows(world, wrong).cannot_roll_back
 

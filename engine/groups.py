@@ -1,0 +1,315 @@
+"""Many requests on one model: who is admitted, who shares a forward, whose turn it is.
+
+A request waits, is admitted, has its prompt processed in a cohort, and then decodes in a group
+until it ends. Rows that can share a forward are kept in one cohort or one group; others form their
+own. A row's stream depends on none of that.
+
+`Groups.turn` is the pulse: cancelled rows leave, waiting requests are admitted, one chunk of
+prompts is processed, and each group runs one round. It belongs to one thread (see `service.py`).
+Membership changes between forwards, and by assignment: a new cohort or group is built whole from
+the old ones, which are as they were if that fails.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Generic, Protocol, Self, TypeVar
+
+from .collector import Collector
+from .drafters.source import DraftProvider
+from .errors import BadInput, GroupError
+from .prefill import CHUNK, Cohort, Prompt
+from .rounds import Rounds, Row
+from .sampling import RowSampling
+from .streams import Stream
+from .target import Target
+
+
+class Joinable(Protocol):
+    """Rows as values: a cohort or a group's rounds."""
+
+    def selected(self, keep: Sequence[int]) -> Self: ...
+
+    def joined(self, other: Self) -> Self: ...
+
+
+Stage = TypeVar("Stage", bound=Joinable)
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How much is in flight at once.
+
+    `rows` may be admitted at a time, whose prompts and budgets come to at most `tokens` tokens and
+    whose states to at most `state_bytes` bytes; None is no limit. `prefill_chunk` is the most
+    tokens of a forward over prompts, all its rows together; running rows wait for at most
+    `prefill_steps` such forwards between two of their rounds.
+    """
+
+    rows: int = 8
+    tokens: int | None = None
+    state_bytes: int | None = None
+    prefill_chunk: int = CHUNK
+    prefill_steps: int = 1
+
+    def __post_init__(self) -> None:
+        for name in ("rows", "tokens", "state_bytes", "prefill_chunk", "prefill_steps"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise BadInput(f"{name} must be at least 1, got {value}")
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """What rows must agree on to share a forward.
+
+    `due`: their keys and values are stored in few bits. `alone` tells apart rows that cannot share.
+    """
+
+    target: Target
+    drafter: DraftProvider | None
+    depth: int
+    due: bool = False
+    alone: int | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Member:
+    """A request on its way. `number` counts requests; `tokens` and `state_bytes` are at most."""
+
+    number: int
+    kind: Kind
+    sampling: RowSampling
+    prompt: Prompt
+    text: Collector
+    stream: Stream
+    tokens: int
+    state_bytes: int
+
+    @property
+    def row(self) -> Row:
+        return self.prompt.row
+
+
+@dataclass(frozen=True, slots=True)
+class Batch(Generic[Stage]):
+    """Members that share forwards; `stage.rows` or `stage.prompts` are theirs, in this order."""
+
+    kind: Kind
+    stage: Stage
+    members: tuple[Member, ...]
+
+    def selected(self, keep: Sequence[int]) -> Self:
+        members = tuple(self.members[r] for r in keep)
+        return replace(self, stage=self.stage.selected(keep), members=members)
+
+    def joined(self, other: Self) -> Self:
+        stage = self.stage.joined(other.stage)
+        return replace(self, stage=stage, members=self.members + other.members)
+
+
+@dataclass(frozen=True, slots=True)
+class GroupRound:
+    """What one round of a group did: per row the request's number, drafted and accepted."""
+
+    requests: tuple[int, ...]
+    drafted: tuple[int, ...]
+    accepted: tuple[int, ...]
+
+
+class Groups:
+    """All requests in flight. `on_round` is told of every round of every group."""
+
+    def __init__(
+        self, limits: Limits, on_round: Callable[[GroupRound], None] | None = None
+    ) -> None:
+        self._limits = limits
+        self._on_round = on_round
+        self._waiting: deque[Member] = deque()
+        self._cohorts: dict[Kind, Batch[Cohort]] = {}
+        self._groups: dict[Kind, Batch[Rounds]] = {}
+
+    @property
+    def idle(self) -> bool:
+        return not (self._waiting or self._cohorts or self._groups)
+
+    def add(self, member: Member) -> None:
+        """Take in a request; it waits for its turn behind those that came before."""
+        self._waiting.append(member)
+
+    def turn(self) -> None:
+        """Advance everything by one step of prompts and one round of each group."""
+        self._drop_cancelled()
+        self._admit()
+        for _ in range(self._limits.prefill_steps):
+            if self._cohorts:
+                self._step(self._cohorts.pop(next(iter(self._cohorts))))
+        for kind in list(self._groups):
+            self._round(self._groups.pop(kind))
+
+    def close(self, error: BaseException) -> None:
+        """End every request with that error."""
+        members = [*self._waiting, *self._flying()]
+        self._waiting, self._cohorts, self._groups = deque(), {}, {}
+        for member in members:
+            member.stream.close(error)
+
+    def _drop_cancelled(self) -> None:
+        cancelled = [m for m in (*self._waiting, *self._flying()) if m.row.cancelled]
+        if not cancelled:
+            return
+        self._waiting = deque(m for m in self._waiting if m not in cancelled)
+        self._cohorts = _without(self._cohorts, cancelled)
+        self._groups = _without(self._groups, cancelled)
+        for member in cancelled:
+            member.stream.close()
+
+    def _admit(self) -> None:
+        while self._waiting and self._has_room(self._waiting[0]):
+            member = self._waiting.popleft()
+            kind = member.kind
+            try:
+                draft = None if kind.drafter is None else kind.drafter.open(member.sampling)
+                rows = kind.target.new_rows()
+                cohort = Cohort(rows, draft, member.sampling, [member.prompt])
+            except Exception as error:
+                member.stream.close(error)
+                continue
+            # Where keys and values are converted depends on the chunks: each row has its own.
+            alone = member.number if kind.target.quantizes else kind.alone
+            batch = Batch(replace(kind, alone=alone), cohort, (member,))
+            if any(cohort.lacking):
+                _join(self._cohorts, batch)
+            else:
+                self._start(batch)
+
+    def _has_room(self, member: Member) -> bool:
+        flying, limits = self._flying(), self._limits
+        return (
+            len(flying) < limits.rows
+            and _within(limits.tokens, sum(m.tokens for m in flying) + member.tokens)
+            and _within(limits.state_bytes, sum(m.state_bytes for m in flying) + member.state_bytes)
+        )
+
+    def _flying(self) -> list[Member]:
+        batches: list[Batch[Any]] = [*self._cohorts.values(), *self._groups.values()]
+        return [member for batch in batches for member in batch.members]
+
+    def _step(self, batch: Batch[Cohort]) -> None:
+        """One chunk of a cohort, which is in no list meanwhile; rows that are done go on."""
+        try:
+            batch.stage.step(self._limits.prefill_chunk)
+            done = [r for r, lacking in enumerate(batch.stage.lacking) if lacking == 0]
+            ready = _part(batch, done)
+            rest = _part(batch, [r for r in range(len(batch.members)) if r not in done])
+        except Exception as error:
+            _fail(batch, error)
+            return
+        if rest is not None:
+            _join(self._cohorts, rest)
+        if ready is not None:
+            self._start(ready)
+
+    def _start(self, ready: Batch[Cohort]) -> None:
+        """Rows whose prompts are done go into a group."""
+        kind = ready.kind
+        rounds = ready.stage.rounds(kind.depth, kind.target.vocab_size)
+        self._regroup(Batch(kind, rounds, ready.members))
+
+    def _round(self, group: Batch[Rounds]) -> None:
+        """One round of a group, which is in no table meanwhile."""
+        try:
+            group.stage.step()
+        except Exception as error:
+            _fail(group, error)
+            return
+        if self._on_round is not None:
+            last = [member.row.trace[-1] for member in group.members]
+            self._on_round(
+                GroupRound(
+                    tuple(member.number for member in group.members),
+                    tuple(len(trace.draft) for trace in last),
+                    tuple(trace.accepted for trace in last),
+                )
+            )
+        self._regroup(group)
+
+    def _regroup(self, group: Batch[Rounds]) -> None:
+        """Deliver, let go of rows that have ended, and put the others where they belong now."""
+        for member in group.members:
+            _deliver(member)
+        due = group.stage.target.due
+        for wanted in (False, True):
+            keep = [
+                r
+                for r, member in enumerate(group.members)
+                if member.row.end is None and due[r] is wanted
+            ]
+            try:
+                part = _part(group, keep)
+            except Exception as error:
+                _fail(group, error)
+                return
+            if part is not None:
+                kind = replace(group.kind, due=wanted, alone=part.members[0].kind.alone)
+                _join(self._groups, replace(part, kind=kind))
+
+
+def _join(batches: dict[Kind, Batch[Stage]], new: Batch[Stage]) -> None:
+    """Put rows into the batch of their kind, or into one of their own.
+
+    If the join fails, the newcomers fail and the others are what they were.
+    """
+    old = batches.get(new.kind)
+    try:
+        batches[new.kind] = new if old is None else old.joined(new)
+    except Exception as error:
+        _fail(new, error)
+
+
+def _without(batches: dict[Kind, Batch[Stage]], gone: Sequence[Member]) -> dict[Kind, Batch[Stage]]:
+    parts = {
+        kind: _part(batch, [r for r, m in enumerate(batch.members) if m not in gone])
+        for kind, batch in batches.items()
+    }
+    return {kind: part for kind, part in parts.items() if part is not None}
+
+
+def _part(batch: Batch[Stage], keep: Sequence[int]) -> Batch[Stage] | None:
+    if len(keep) == len(batch.members):
+        return batch
+    return batch.selected(keep) if keep else None
+
+
+def _deliver(member: Member) -> None:
+    """Hand over what became certain; after the row's end, the rest and the end."""
+    row, stream = member.row, member.stream
+    try:
+        if row.end is None:
+            stream.put(*member.text.ready())
+        elif row.end in ("stop", "length"):
+            events, finish = member.text.finish(row, member.prompt.forwards)
+            stream.put(*events, finish)
+            stream.close()
+        else:
+            stream.close(row.error)
+    except Exception as error:
+        # Text is made by the tokenizer's own code; a row that it fails on ends alone.
+        row.end, row.error = "failed", error
+        stream.close(error)
+
+
+def _fail(batch: Batch[Any], error: Exception) -> None:
+    """End a batch whose shared state is lost."""
+    rows = len(batch.members)
+    said = " ".join(str(error).split()) or "no message"
+    for member in batch.members:
+        failure = GroupError(f"a group of {rows} ended: {type(error).__name__}: {said}")
+        failure.__cause__ = error
+        member.stream.close(failure)
+
+
+def _within(limit: int | None, wanted: int) -> bool:
+    return limit is None or wanted <= limit

@@ -1,0 +1,210 @@
+"""Requests from any thread or coroutine, one model thread that serves them in groups."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from types import TracebackType
+
+import mlx.core as mx
+
+from .collector import Collector
+from .drafters.source import DraftProvider
+from .errors import BadInput
+from .groups import GroupRound, Groups, Kind, Limits, Member
+from .prefill import Prompt
+from .requests import check, drafter_for, make_row, make_row_sampling
+from .sampling import resolve_seed
+from .streams import Stream
+from .target import Target
+from .values import Request
+
+
+class Engine:
+    """A target, the drafters mounted beside it, and the requests in flight.
+
+    `submit` may be called from any thread. All forwards run on one thread of the engine's own,
+    from `with Engine(...) as engine` or `start` until `close`; `turn` runs them in the caller's
+    instead, for hosts without threads.
+
+    Args:
+        drafters: the first is used by requests that name none.
+        adapters: targets made by `target.adapted`, under the names that requests use.
+        limits: how much is in flight at once.
+        on_round: called on the model thread after each round of each group.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        drafters: Sequence[DraftProvider] = (),
+        *,
+        adapters: Mapping[str, Target] | None = None,
+        limits: Limits | None = None,
+        on_round: Callable[[GroupRound], None] | None = None,
+    ) -> None:
+        self._drafters: Mapping[str, DraftProvider] = {d.id: d for d in drafters}
+        self._default = drafters[0].id if drafters else None
+        self._limits = limits or Limits()
+        self._groups = Groups(self._limits, on_round)
+        self._targets: dict[str | None, Target] = {None: target}
+        self._targets.update(adapters or {})
+        # What is asked of the models is asked here, not in the threads that submit.
+        self._rows = {name: mounted.new_rows() for name, mounted in self._targets.items()}
+        for name, mounted in self._targets.items():
+            if mounted is not target and (
+                mounted.adapter is None or mounted.adapter.base is not target
+            ):
+                raise BadInput(f"adapter {name!r} is not mounted on the engine's target")
+            _ = mounted.cannot_share, mounted.footprint
+            _ = drafters and self._rows[name].cannot_roll_back
+        for drafter in drafters:
+            _ = drafter.cannot_share, drafter.state_bytes(1)
+        self._numbers = itertools.count()
+        self._inbox: list[Member] = []
+        self._changed = threading.Condition()
+        self._closed = False
+        self._thread: threading.Thread | None = None
+
+    def submit(
+        self,
+        request: Request,
+        *,
+        adapter: str | None = None,
+        drafter: str | None = "default",
+        depth: int | None = None,
+    ) -> Stream:
+        """Queue a request and return its stream at once.
+
+        Args:
+            adapter: the name of a mounted adapter; None is the base model.
+            drafter: the id of a mounted drafter; None decodes plainly.
+            depth: drafts per round; the drafter's default if None.
+
+        Raises:
+            BadInput: options that cannot be served, a request that the limits can never admit, or
+                a closed engine.
+        """
+        member = self._member(request, adapter, self._drafter(drafter), depth)
+        with self._changed:
+            if self._closed:
+                raise BadInput("the engine is closed")
+            self._inbox.append(member)
+            self._changed.notify()
+        return member.stream
+
+    def turn(self) -> bool:
+        """One turn of everything in flight, in this thread; False if there was nothing to do."""
+        with self._changed:
+            members, self._inbox = self._inbox, []
+        for member in members:
+            self._groups.add(member)
+        if self._groups.idle:
+            return False
+        self._groups.turn()
+        return True
+
+    def start(self) -> None:
+        """Start the model thread."""
+        self._thread = threading.Thread(target=self._serve, name="model", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """End all requests and the thread."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify()
+        if self._thread is not None:
+            self._thread.join()
+        self._end(BadInput("the engine is closed"))
+
+    def __enter__(self) -> Engine:
+        self.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _serve(self) -> None:
+        try:
+            while not self._closed:
+                if not self.turn():
+                    with self._changed:
+                        self._changed.wait_for(lambda: self._inbox or self._closed)
+        except BaseException as error:
+            with self._changed:
+                self._closed = True
+            self._end(error)
+            raise
+        finally:
+            # MLX aborts the process at its end if a thread is gone whose streams are not.
+            mx.clear_streams()
+
+    def _end(self, error: BaseException) -> None:
+        with self._changed:
+            members, self._inbox = self._inbox, []
+        for member in members:
+            self._groups.add(member)
+        self._groups.close(error)
+
+    def _drafter(self, name: str | None) -> DraftProvider | None:
+        if name == "default":
+            name = self._default
+        if name is None:
+            return None
+        if name not in self._drafters:
+            mounted = ", ".join(self._drafters) or "none"
+            raise BadInput(f"drafter {name!r} is not mounted (mounted: {mounted})")
+        return self._drafters[name]
+
+    def _member(
+        self,
+        request: Request,
+        adapter: str | None,
+        drafter: DraftProvider | None,
+        depth: int | None,
+    ) -> Member:
+        if adapter not in self._targets:
+            mounted = ", ".join(name for name in self._targets if name) or "none"
+            raise BadInput(f"adapter {adapter!r} is not mounted (mounted: {mounted})")
+        target, limits = self._targets[adapter], self._limits
+        drafter = drafter_for(target, drafter)
+        depth = check(target, self._rows[adapter], request, drafter, depth)
+        sampling = resolve_seed(request.sampling)
+        tokens = len(request.prompt) + request.max_tokens
+        state_bytes = target.footprint.bytes(tokens)
+        if drafter is not None:
+            state_bytes += drafter.state_bytes(tokens)
+        for what, limit, wanted in (
+            ("tokens", limits.tokens, tokens),
+            ("state_bytes", limits.state_bytes, state_bytes),
+        ):
+            if limit is not None and wanted > limit:
+                raise BadInput(f"a request of {wanted} {what} exceeds the limit of {limit}")
+        number = next(self._numbers)
+        shares = not target.cannot_share and not (drafter is not None and drafter.cannot_share)
+        alone = None if shares and sampling.rng == "positional" else number
+        text = Collector(target, request, sampling.seed)
+        row = make_row(target, request, text)
+
+        def cancel() -> None:
+            row.cancelled = True
+            with self._changed:
+                self._changed.notify()
+
+        return Member(
+            number=number,
+            kind=Kind(target, drafter, depth, alone=alone),
+            sampling=make_row_sampling(target, sampling),
+            prompt=Prompt(request.prompt, row),
+            text=text,
+            stream=Stream(cancel),
+            tokens=tokens,
+            state_bytes=state_bytes,
+        )
