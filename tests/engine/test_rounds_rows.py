@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from engine import DraftProvider, LawError, Request, Sampling, Target, generate, open_live
 from engine.drafters.ngram import NgramProvider
-from engine.prefill import prefill
+from engine.prefill import Cohort, Prompt
 from engine.rounds import Rounds, Row
 from engine.sampling import RowSampling, make_row_sampler
 from engine.state.checkpoint import capture_caches
@@ -90,11 +90,13 @@ def opened(target: Target, plan: Plan, provider: DraftProvider | None) -> Rounds
     prompt = target.encode(PROMPTS[plan.prompt])
     sampling = RowSampling([make_row_sampler(plan.sampling)])
     state, draft = target.new_rows(), None if provider is None else provider.open(sampling)
-    prefill(state, draft, tuple(prompt), chunk=64)
     taker = Taker(plan.end, plan.last)
-    row = Row(taker, target.eos_ids, list(prompt[:-1]), prompt[-1], 0, plan.budget)
-    taker.row = row
-    return Rounds(state, draft, sampling, [row], depth=DEPTH, vocab_size=target.vocab_size)
+    taker.row = row = Row(taker, target.eos_ids, [], prompt[-1], 0, plan.budget)
+    cohort = Cohort(state, draft, sampling, [Prompt(prompt, row)])
+    while any(cohort.lacking):
+        cohort.step()
+    row.held[:] = prompt[:-1]
+    return cohort.rounds(DEPTH, target.vocab_size)
 
 
 def serve(

@@ -20,7 +20,7 @@ from .company import TARGETS, Company, ids
 
 MOST = 4
 """Rows at once."""
-FAMILIES = ("gemma4_text", "falcon_h1", "gear", "mamba2", "rwkv7", "longcat_flash_ngram")
+FAMILIES = ("gemma4_text", "falcon_h1", "gear", "mamba2", "rwkv7")
 LENGTHS = st.sampled_from([1, 2, 7, 8, 9, 30, 31, 32, 33, 70, 255, 257])
 SEEDS = st.integers(0, 1 << 20)
 
