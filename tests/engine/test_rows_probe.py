@@ -12,10 +12,10 @@ from mlx.nn.layers.base import Module
 from mlx_lm.models.cache import CacheList, KVCache, RotatingKVCache, make_prompt_cache
 
 from engine import Target
+from engine.clone import with_classes
 from engine.drafters.two_model import TwoModelProvider
 from engine.state.membership import no_row_form
 from engine.state.probe import prove_rows
-from engine.state.replay import with_classes
 
 from .company import TARGETS, model_of
 from .families import build, recorder, target_on
