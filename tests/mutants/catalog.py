@@ -73,8 +73,8 @@ ENGINE = (
     EngineMutant(
         "last prompt token fed twice",
         "engine/prefill.py",
-        'known = prompt[:-1] if mode == "tail-split" else prompt',
-        "known = prompt",
+        "len(p.tokens) - p.processed - (not self._full)",
+        "len(p.tokens) - p.processed",
         "dense/serial/off/d0/greedy/novel",
     ),
     EngineMutant(
@@ -190,7 +190,7 @@ ENGINE = (
     ),
     EngineMutant(
         "EOS missing from usage",
-        "engine/generate.py",
+        "engine/collector.py",
         "len(self._taken) + ended_by_eos",
         "len(self._taken)",
         "dense/serial/off/d0/greedy/early-stop",
@@ -285,7 +285,7 @@ LAWS = (
     ),
     LawMutant(
         "XTC drops the newline and the EOS",
-        "engine/generate.py",
+        "engine/requests.py",
         "make_row_sampler(sampling, target.xtc_exempt_ids)",
         "make_row_sampler(sampling)",
         "xtc_never_drops_a_newline",
