@@ -51,8 +51,8 @@ ENGINE = (
     EngineMutant(
         "rollback one too far",
         "engine/rounds.py",
-        "self._target.resolve([1 + kept for kept in retained])",
-        "self._target.resolve([max(kept, 1) for kept in retained])",
+        "self.target.resolve([1 + kept for kept in retained])",
+        "self.target.resolve([max(kept, 1) for kept in retained])",
         GREEDY_3,
     ),
     EngineMutant(
@@ -65,16 +65,16 @@ ENGINE = (
     EngineMutant(
         "pending fed twice",
         "engine/rounds.py",
-        "return mx.concatenate([pending, mx.where(usable, draft.tokens, pending)], axis=1)",
-        "self._target.forward(pending)\n"
-        "        return mx.concatenate([pending, mx.where(usable, draft.tokens, pending)], axis=1)",
+        "return mx.concatenate([pending, mx.where(usable, tokens, pending)], axis=1)",
+        "self.target.forward(pending)\n"
+        "        return mx.concatenate([pending, mx.where(usable, tokens, pending)], axis=1)",
         GREEDY_3,
     ),
     EngineMutant(
         "last prompt token fed twice",
         "engine/prefill.py",
-        'known = prompt[:-1] if mode == "tail-split" else prompt',
-        "known = prompt",
+        "len(p.tokens) - p.processed - (not self._full)",
+        "len(p.tokens) - p.processed",
         "dense/serial/off/d0/greedy/novel",
     ),
     EngineMutant(
@@ -124,16 +124,16 @@ ENGINE = (
     EngineMutant(
         "feed rule broken: the last draft is not fed after a full accept",
         "engine/drafters/two_model.py",
-        "self._lag = drafted.tokens[:, depth - 1 :] if 0 < depth == kept else None",
-        "self._lag = None",
+        "self._lag = Lag(full, drafted.tokens[:, depth - 1 :])",
+        "self._lag = Lag.none(self.row_count)",
         GREEDY_3,
         says=("round ", "position ", "(drafted, accepted)", "expected ", "got ", "emitted "),
     ),
     EngineMutant(
         "draft state keeps a rejected token",
         "engine/drafters/two_model.py",
-        "state.resolve([lag + 1 + min(kept, max(depth - 1, 0))])",
-        "state.resolve([lag + max(depth, 1)])",
+        "self._state.resolve([min(kept, max(depth - 1, 0)) for kept in retained])",
+        "self._state.resolve([max(depth - 1, 0) for kept in retained])",
         GREEDY_3,
         says=("round ", "position ", "(drafted, accepted)", "expected ", "got ", "emitted "),
     ),
@@ -190,7 +190,7 @@ ENGINE = (
     ),
     EngineMutant(
         "EOS missing from usage",
-        "engine/generate.py",
+        "engine/collector.py",
         "len(self._taken) + ended_by_eos",
         "len(self._taken)",
         "dense/serial/off/d0/greedy/early-stop",
@@ -202,8 +202,8 @@ LAWS = (
     LawMutant(
         "the round launched ahead is not taken back",
         "engine/rounds.py",
-        "            self._target.resolve([0] * len(self._rows))\n",
-        "            self._target.resolve([1] * len(self._rows))\n",
+        "            self.target.resolve([0] * len(self.rows))\n",
+        "            self.target.resolve([1] * len(self.rows))\n",
         "position_after_an_early_close",
     ),
     LawMutant(
@@ -216,7 +216,7 @@ LAWS = (
     LawMutant(
         "a broken state stays usable",
         "engine/rounds.py",
-        "            self._target.poison(error)\n",
+        "            self.target.poison(error)\n",
         "",
         "poison_after_a_failed_commit",
     ),
@@ -285,7 +285,7 @@ LAWS = (
     ),
     LawMutant(
         "XTC drops the newline and the EOS",
-        "engine/generate.py",
+        "engine/requests.py",
         "make_row_sampler(sampling, target.xtc_exempt_ids)",
         "make_row_sampler(sampling)",
         "xtc_never_drops_a_newline",
@@ -307,25 +307,25 @@ LAWS = (
     LawMutant(
         "a recurrent state is not restored",
         "engine/state/layouts.py",
-        "    cache.cache, cache.left_padding, cache.lengths = marks[at.forward]\n",
+        "    cache.cache, cache.left_padding, cache.lengths = states[forwards[0]]\n",
         "    return\n",
         "rollback_of_recurrent_layers",
     ),
     LawMutant(
         "a replay misses the convolution state",
         "engine/state/rows.py",
-        "            replay(calls, at.width, at.kept)\n",
-        "            kept = [leaf[0] for leaf in self._recurrent()]\n"
-        "            replay(calls, at.width, at.kept)\n"
-        "            for leaf, slot in zip(self._recurrent(), kept):\n"
-        "                leaf[0] = slot\n",
+        "                replay(calls, width, kept, batch)\n",
+        "                before = [leaf[0] for leaf in self._recurrent()]\n"
+        "                replay(calls, width, kept, batch)\n"
+        "                for leaf, slot in zip(self._recurrent(), before):\n"
+        "                    leaf[0] = slot\n",
         "rollback_of_recurrent_layers",
     ),
     LawMutant(
         "keys that a replay appends are there already",
         "engine/state/rows.py",
-        "whole if number in rewritten else at",
-        "at",
+        "whole if number in rewritten else bounds",
+        "bounds",
         "rollback_of_recurrent_layers",
     ),
     LawMutant(
@@ -359,8 +359,8 @@ LAWS = (
     LawMutant(
         "a window runs past the start of quantization",
         "engine/rounds.py",
-        "            depth = min(depth, longest - 1)\n",
-        "            pass\n",
+        "min(self._depth, row.remaining, self._depth if longest is None else longest - 1)",
+        "min(self._depth, row.remaining)",
         "quantization_waits_for_what_is_kept",
     ),
 )

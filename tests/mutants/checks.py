@@ -215,14 +215,14 @@ def quantization_waits_for_what_is_kept(world: World) -> None:
     small = engine.Target(target.model, target.tokenizer, config, target.path, quantization=how)
     puppet, request = world["tests.engine.puppet"], engine.Request(prompt, 16)
     *_, plain = engine.generate(small, request)
-    wrong = [[True, True, False, False], [False] * 4]
-    script = puppet.scripted(plain.tokens, wrong)
-    try:
-        *_, drafted = engine.generate(small, request, puppet.Puppet(script), depth=4)
-    except engine.LawError as error:
-        pytest.fail(str(error))
-    assert drafted.tokens == plain.tokens
-    assert drafted.logprobs == pytest.approx(plain.logprobs, abs=1e-4)
+    for right in ([[True, True, False, False], [False] * 4], [[True] * 4]):
+        script = puppet.scripted(plain.tokens, right)
+        try:
+            *_, drafted = engine.generate(small, request, puppet.Puppet(script), depth=4)
+        except engine.LawError as error:
+            pytest.fail(str(error))
+        assert drafted.tokens == plain.tokens
+        assert drafted.logprobs == pytest.approx(plain.logprobs, abs=1e-4)
 
 
 def _compare(world: World, expected: Any, actual: Any, measure: Any = None) -> Any:

@@ -12,7 +12,12 @@ from typing import Any
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("engine", "parity")
-HELPERS = ("tests.parity.fakes", "tests.engine.puppet", "tests.engine.families")
+HELPERS = (
+    "tests.parity.fakes",
+    "tests.engine.puppet",
+    "tests.engine.families",
+    "tests.engine.company",
+)
 
 
 def _is_bound(name: str) -> bool:
