@@ -21,6 +21,7 @@ from engine.host import read
 from engine.sampling import Greedy, Positional, RowSampling
 
 from .company import ids, provider_of
+from .puppet import NOBODY
 
 MOST = 4
 LENGTHS = st.sampled_from([1, 2, 5, 30, 33])
@@ -49,7 +50,7 @@ class CompanionMachine(RuleBasedStateMachine):
         for sampling in own[1:]:
             rows = rows.joined(self.provider.open(sampling))
         prompts = [ids(length, seed + r) for r in range(count)]
-        rows.prefill(mx.array(prompts, dtype=mx.uint32))
+        rows.prefill(mx.array(prompts, dtype=mx.uint32), ())
         self.held += prompts
         self.samplings += own
         return rows
@@ -89,16 +90,16 @@ class CompanionMachine(RuleBasedStateMachine):
     def round(self, depth: int, seed: int, data: st.DataObject) -> None:
         pending = ids(len(self.held), seed)
         steps = [len(held) for held in self.held]
-        draft = self.rows.draft(pending, depth, steps)
+        draft = self.rows.draft(pending, depth, steps, NOBODY)
         drafted: list[list[int]] = read(draft.tokens)
         assert draft.lengths == (depth,) * len(self.held)
         for r, held in enumerate(self.held):
             fresh = self.provider.open(self.samplings[r])
-            fresh.prefill(mx.array([held], dtype=mx.uint32))
-            alone = fresh.draft([pending[r]], depth, [steps[r]])
+            fresh.prefill(mx.array([held], dtype=mx.uint32), ())
+            alone = fresh.draft([pending[r]], depth, [steps[r]], NOBODY)
             assert drafted[r] == read(alone.tokens)[0]
         kept = [data.draw(st.sampled_from([0, depth]) | st.integers(0, depth)) for _ in pending]
-        self.rows.commit(kept)
+        self.rows.commit(kept, ())
         for r, held in enumerate(self.held):
             held += [pending[r], *drafted[r][: kept[r]]]
 
@@ -133,15 +134,18 @@ def test_every_mixture_of_lags(kind: str) -> None:
         for turn in range(3):
             rows, held = provider.open(sampling), [ids(4, 0), ids(4, 1), ids(4, 2)]
             rows = rows.joined(provider.open(sampling)).joined(provider.open(sampling))
-            rows.prefill(mx.array(held, dtype=mx.uint32))
+            rows.prefill(mx.array(held, dtype=mx.uint32), ())
             for number, depth in enumerate(depths):
                 pending = ids(3, number)
-                draft: list[list[int]] = read(rows.draft(pending, depth, [0] * 3).tokens)
+                draft: list[list[int]] = read(rows.draft(pending, depth, [0] * 3, NOBODY).tokens)
                 for r in range(3):
                     fresh = provider.open(sampling)
-                    fresh.prefill(mx.array([held[r]], dtype=mx.uint32))
-                    assert read(fresh.draft(pending[r : r + 1], depth, [0]).tokens)[0] == draft[r]
+                    fresh.prefill(mx.array([held[r]], dtype=mx.uint32), ())
+                    assert (
+                        read(fresh.draft(pending[r : r + 1], depth, [0], NOBODY).tokens)[0]
+                        == draft[r]
+                    )
                 kept = [(depth, depth // 2, 0)[(r + turn) % 3] for r in range(3)]
-                rows.commit(kept)
+                rows.commit(kept, ())
                 for r in range(3):
                     held[r] += [pending[r], *draft[r][: kept[r]]]
