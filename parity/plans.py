@@ -13,12 +13,22 @@ from parity.cases import (
     SAMPLINGS,
     SINGLES,
     Case,
+    Drafter,
     Message,
     Prompted,
     Sampling,
     Style,
 )
-from parity.matrix import EXTRAS, Block, Plan, Prompt, Way, matrix, whole_product
+from parity.matrix import (
+    EXTRAS,
+    Block,
+    Grouping,
+    Plan,
+    Prompt,
+    Way,
+    matrix,
+    whole_product,
+)
 
 DENSE = "dense"
 # Every other kind of state: a ring of window columns, recurrent layers.
@@ -32,6 +42,16 @@ GIVEN = "target"
 """How a model from the command line is called in case ids."""
 
 TOP_P = next(sampling for sampling in SAMPLINGS if sampling.label == "top-p")
+
+GROUP_TURNS = ((0,), (0, 3), (0, 0, 1, 4), (0, 0, 1, 1, 3, 4, 5, 6))
+"""When the rows of groups of 1, 2, 4 and 8 are handed in: some into a cohort whose prompts are
+being processed, some when others decode."""
+
+GROUP_DRAFTERS: tuple[tuple[Drafter, int], ...] = (("off", 0), ("ngram", 3), ("two-model", 3))
+"""Drafter and depth of a group."""
+
+GROUP_TOKENS = (24, 15, 24, 9, 12, 18, 7, 11)
+"""Each row's budget, so that rows leave at different times."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +101,17 @@ def ways_of(sampling: Sampling, depth: int = 3) -> tuple[Way, ...]:
     )
 
 
+def grouping(model: str) -> Grouping:
+    """Groups of 1, 2, 4 and 8 of a fixture's prompts, with every drafter."""
+    prompts: tuple[Prompt, ...] = (*fixtures.prompts(model), *BUILT_IN)
+    ways = tuple(
+        Way("batch", drafter, depth, sampling)
+        for sampling in (GREEDY, TOP_P)
+        for drafter, depth in GROUP_DRAFTERS
+    )
+    return Grouping(ways, prompts[: len(GROUP_TOKENS)], GROUP_TOKENS, GROUP_TURNS)
+
+
 def dense() -> Plan:
     """The fixture on which everything is tried."""
     prompts = fixtures.prompts()
@@ -94,6 +125,7 @@ def dense() -> Plan:
             Block(singles, prompts),
             Block(ways_of(GREEDY), CHAT),
         ),
+        (grouping(DENSE),),
         EXTRAS,
         claims_ends=True,
     )
@@ -104,7 +136,8 @@ def family(model: str) -> Plan:
     greedy = (*ways_of(GREEDY), Way("serial", "ngram", 8, GREEDY), *two_model(GREEDY, 1, 8))
     sampled = ways_of(TOP_P)[:3]
     prompts = fixtures.prompts(model)
-    return Plan(model, (Block(greedy, prompts), Block(sampled, prompts)), claims_ends=True)
+    blocks = (Block(greedy, prompts), Block(sampled, prompts))
+    return Plan(model, blocks, (grouping(model),), claims_ends=True)
 
 
 def two_model(sampling: Sampling, *depths: int) -> tuple[Way, ...]:
@@ -129,7 +162,9 @@ def smollm2(model: str = SMOLLM2, *, on_demand: bool = False) -> Plan:
     tokens = len(kept["prompts"][0]["ids"])
     plain = (Way("serial", "off", 0, GREEDY),)
     blocks = (Block(ways_of(GREEDY), texts, tokens), Block(plain, chats, tokens))
-    return Plan(model, blocks, traced=False, on_demand=on_demand)
+    ways = tuple(Way("batch", drafter, depth, GREEDY) for drafter, depth in GROUP_DRAFTERS)
+    pair = Grouping(ways, texts, (tokens, 8), (GROUP_TURNS[1],))
+    return Plan(model, blocks, (pair,), traced=False, on_demand=on_demand)
 
 
 def given(prompts: Sequence[Prompt], max_tokens: int, depth: int) -> Plan:
