@@ -20,6 +20,10 @@ from parity.trace import Company, company_of
 
 Events = tuple[TokenEvent | Finish, ...]
 
+PREFILL_CHUNK = 64
+"""Tokens of a forward over prompts, all its rows together: few, so that rows join a cohort of which
+some prompts are half done."""
+
 
 @dataclass(frozen=True, slots=True)
 class Gathering:
@@ -40,7 +44,7 @@ def gather(
     engine = Engine(
         target,
         [] if drafter is None else [drafter],
-        limits=Limits(rows=len(requests)),
+        limits=Limits(rows=len(requests), prefill_chunk=PREFILL_CHUNK),
         on_round=rounds.append,
     )
     streams: dict[int, Stream] = {}

@@ -50,7 +50,13 @@ being processed, some when others decode."""
 GROUP_DRAFTERS: tuple[tuple[Drafter, int], ...] = (("off", 0), ("ngram", 3), ("two-model", 3))
 """Drafter and depth of a group."""
 
-GROUP_TOKENS = (24, 15, 24, 9, 12, 18, 7, 11)
+GROUP_KINDS = (
+    *("novel", "utf8", "repetition", "early-stop"),
+    *("three-windows", "one-token", "scripts", "chat-like"),
+)
+"""Rows in this order, where a fixture has such a prompt: the first two accept different counts."""
+
+GROUP_TOKENS = (24, 15, 20, 9, 12, 16, 7, 11)
 """Each row's budget, so that rows leave at different times."""
 
 
@@ -89,6 +95,12 @@ BUILT_IN = (
 )
 
 
+# Of a real model a token costs much: two short prompts of which each drafter guesses something.
+PAIR = (Text("words", "one two three, one two"), Text("numbers", "1, 2, 3,"))
+PAIR_TOKENS = (7, 4)
+PAIR_TURNS = (0, 2)
+
+
 def ways_of(sampling: Sampling, depth: int = 3) -> tuple[Way, ...]:
     """One way for each drafter and lane."""
     return (
@@ -103,7 +115,11 @@ def ways_of(sampling: Sampling, depth: int = 3) -> tuple[Way, ...]:
 
 def grouping(model: str) -> Grouping:
     """Groups of 1, 2, 4 and 8 of a fixture's prompts, with every drafter."""
-    prompts: tuple[Prompt, ...] = (*fixtures.prompts(model), *BUILT_IN)
+    by_kind = {str(prompt.kind): prompt for prompt in fixtures.prompts(model)}
+    prompts: tuple[Prompt, ...] = (
+        *(by_kind[kind] for kind in GROUP_KINDS if kind in by_kind),
+        *BUILT_IN,
+    )
     ways = tuple(
         Way("batch", drafter, depth, sampling)
         for sampling in (GREEDY, TOP_P)
@@ -163,7 +179,7 @@ def smollm2(model: str = SMOLLM2, *, on_demand: bool = False) -> Plan:
     plain = (Way("serial", "off", 0, GREEDY),)
     blocks = (Block(ways_of(GREEDY), texts, tokens), Block(plain, chats, tokens))
     ways = tuple(Way("batch", drafter, depth, GREEDY) for drafter, depth in GROUP_DRAFTERS)
-    pair = Grouping(ways, texts, (tokens, 8), (GROUP_TURNS[1],))
+    pair = Grouping(ways, PAIR, PAIR_TOKENS, (PAIR_TURNS,))
     return Plan(model, blocks, (pair,), traced=False, on_demand=on_demand)
 
 

@@ -1,7 +1,8 @@
 """The two servers: started when first asked, asked in a thread of their own, always stopped.
 
 One request is under way at a time, so that a server sees what a single caller would send it; but
-the rows of a group are sent at once, so that its batches hold them all. The thread touches no MLX and no tokenizer; while it waits, the engine computes.
+the rows of a group are sent at once, so that its batches hold them all. The threads touch no MLX
+and no tokenizer; while they wait, the engine computes.
 """
 
 from __future__ import annotations
