@@ -280,7 +280,8 @@ def round_failures(expected: Answer, actual: Answer) -> list[Failure]:
     It is placed at the first position that the round filled.
     """
     position = 0
-    for old, new in zip(expected.rounds, actual.rounds, strict=bool(expected.rounds)):
+    # Their numbers were compared with the traces.
+    for old, new in zip(expected.rounds, actual.rounds, strict=False):
         if old.draft != new.draft:
             return [Failure("drafted ids", old.draft, new.draft, position)]
         if old.emitted != new.emitted:

@@ -103,8 +103,8 @@ class Plan:
 
     model: str
     blocks: tuple[Block, ...]
-    groupings: tuple[Grouping, ...] = ()
     extra: tuple[Extra, ...] = ()
+    groupings: tuple[Grouping, ...] = ()
     claims_ends: bool = False
     traced: bool = True
     on_demand: bool = False

@@ -141,8 +141,8 @@ def dense() -> Plan:
             Block(singles, prompts),
             Block(ways_of(GREEDY), CHAT),
         ),
-        (grouping(DENSE),),
         EXTRAS,
+        (grouping(DENSE),),
         claims_ends=True,
     )
 
@@ -153,7 +153,7 @@ def family(model: str) -> Plan:
     sampled = ways_of(TOP_P)[:3]
     prompts = fixtures.prompts(model)
     blocks = (Block(greedy, prompts), Block(sampled, prompts))
-    return Plan(model, blocks, (grouping(model),), claims_ends=True)
+    return Plan(model, blocks, groupings=(grouping(model),), claims_ends=True)
 
 
 def two_model(sampling: Sampling, *depths: int) -> tuple[Way, ...]:
@@ -180,7 +180,7 @@ def smollm2(model: str = SMOLLM2, *, on_demand: bool = False) -> Plan:
     blocks = (Block(ways_of(GREEDY), texts, tokens), Block(plain, chats, tokens))
     ways = tuple(Way("batch", drafter, depth, GREEDY) for drafter, depth in GROUP_DRAFTERS)
     pair = Grouping(ways, PAIR, PAIR_TOKENS, (PAIR_TURNS,))
-    return Plan(model, blocks, (pair,), traced=False, on_demand=on_demand)
+    return Plan(model, blocks, groupings=(pair,), traced=False, on_demand=on_demand)
 
 
 def given(prompts: Sequence[Prompt], max_tokens: int, depth: int) -> Plan:

@@ -87,11 +87,13 @@ class Served:
 
     def _ask_together(self, cases: Sequence[Case]) -> None:
         answers = self._thread.submit(self._answers, cases)
+
+        def answer(row: int) -> Answer:
+            return answers.result()[row]
+
         for row, case in enumerate(cases):
             # Behind the group in the queue of one thread, so there is nothing to wait for.
-            self._asked[question_of(case)] = self._thread.submit(
-                lambda row=row: answers.result()[row]
-            )
+            self._asked[question_of(case)] = self._thread.submit(answer, row)
 
     def check_alive(self) -> None:
         """Raise `Unusable` if a server that was started is no longer there, or failed to answer."""

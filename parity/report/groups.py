@@ -38,8 +38,8 @@ def groups(cases: Iterable[Case]) -> list[Group]:
     )
     for (model, drafter, depth, sampling, rows), members in by_group.items():
         answers = [case["actual"] for case in members if case["actual"] is not None]
-        company = next((one["company"] for one in answers if one["company"] is not None), {})
-        did = (company.get(what, 0) for what in ("rounds", "ragged", "joined", "left"))
+        told = [one["company"] for one in answers if one["company"] is not None]
+        did = (told[0][what] if told else 0 for what in ("rounds", "ragged", "joined", "left"))
         counts = count(members)
         found.append(Group(model, drafter, depth, sampling, rows, counts.cases, counts.equal, *did))
     return found
