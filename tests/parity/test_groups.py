@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -114,7 +115,7 @@ def test_the_engines_rows_are_what_they_are_alone(way: str, subject: Once) -> No
 
 def test_a_swapped_row_is_caught(subject: Once, monkeypatch: pytest.MonkeyPatch) -> None:
     """mutants: two rows get each other's streams."""
-    gather = subjects.gather
+    gather = grouped.gather
 
     def swapping(*asked: object) -> Gathering:
         gathering = gather(*asked)  # type: ignore[arg-type]  # handed on as it came
@@ -138,13 +139,11 @@ class Forgetful(Engine):
 
     taken = 0
 
-    def submit(
-        self, request: Request, *, drafter: str | None = "default", depth: int | None = None
-    ) -> Stream:
+    def submit(self, request: Request, **options: Any) -> Stream:
         self.taken += 1
         if self.taken == 3:
             return Stream(lambda: None)
-        return super().submit(request, drafter=drafter, depth=depth)
+        return super().submit(request, **options)
 
 
 def test_a_dropped_row_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
