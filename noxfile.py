@@ -1,5 +1,6 @@
 """What people and CI run: `nox -s parity`, `nox -s tests`, and the sessions beside them."""
 
+import sys
 from pathlib import Path
 
 import nox
@@ -42,6 +43,30 @@ def tests(session: nox.Session) -> None:
     """The test suite; arguments behind `--` go to pytest."""
     session.install("-e", ".[test]")
     session.run("pytest", "-n", "2", *session.posargs, env=ENV)
+
+
+@nox.session
+def oracle_drafters(session: nox.Session) -> None:
+    """The second oracle: mlx-vlm in an environment of its own, then the tests that ask it.
+
+    Arguments behind `--` go to pytest.
+    """
+    mlx = "mlx[cpu]" if sys.platform == "linux" else "mlx"
+    session.install(f"{mlx}==0.32.4", "mlx-vlm==0.7.10")
+    python = str(Path(session.bin, "python").absolute())
+    session.notify("oracle_drafters_tests", [python, *session.posargs])
+
+
+@nox.session
+def oracle_drafters_tests(session: nox.Session) -> None:
+    """Started by `oracle_drafters`, which names the Python of its environment."""
+    if not session.posargs:
+        session.error("run `nox -s oracle_drafters`, which starts this session")
+    session.install("-e", ".[test]")
+    python, *arguments = session.posargs
+    files = ["tests/oracle/test_drafters.py", "tests/oracle/test_drafters_vlm.py"]
+    env = {**ENV, "MLX_PARITY_MLX_VLM_PYTHON": python}
+    session.run("pytest", *files, *arguments, env=env)
 
 
 @nox.session

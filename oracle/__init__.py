@@ -10,7 +10,8 @@ Nothing here imports ``engine``. Read in this order:
 5. ``margins``     how close each decision of a finished run was, measured by replaying its ids
 6. ``server``      mlx_lm.server as a subprocess that never outlives its parent (``watch``)
 7. ``client``      a completion read from that server: ids, text, log-probabilities, usage
-8. ``deviations``  where mlx-lm is known to be wrong, as data, each with a reproducer that is run
+8. ``drafters``    a second oracle, mlx-vlm in its own environment: what drafters compute
+9. ``deviations``  where mlx-lm is known to be wrong, as data, each with a reproducer that is run
 
 ``python -m oracle deviations`` runs the last.
 """

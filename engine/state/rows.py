@@ -122,10 +122,10 @@ class Rows:
     def due(self) -> tuple[bool, ...]:
         """Per row, whether its keys and values are to be stored in few bits by now.
 
-        Rows that are and rows that are not cannot go on together.
+        Rows that are and rows that are not cannot go on together. A round under way does not count.
         """
-        how = self._quantization
-        return tuple(how is not None and how.due(count) for count in self.processed)
+        how, open_tokens = self._quantization, self._open.appended if self._open else 0
+        return tuple(how is not None and how.due(n - open_tokens) for n in self.processed)
 
     def begin(self, undo: Undo = Undo.TOKENS) -> None:
         """Open a transaction at the current boundary."""

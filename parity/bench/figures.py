@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from parity.bench.costs import (
     Kind,
@@ -15,6 +15,14 @@ from parity.bench.costs import (
     proposal_side,
     rounds_side,
     shares,
+)
+from parity.bench.groups import (
+    Batch,
+    engine_group,
+    mlx_lm_batch,
+    most_possible,
+    one_by_one,
+    timed_batch,
 )
 from parity.bench.loops import (
     Ids,
@@ -32,8 +40,10 @@ from parity.errors import Unusable
 LIKE_FOR_LIKE = Goal("P1", "at least", 1.0, or_interval=True)
 ROUND = Goal("P2", "at most", 1.10)
 HOST = Goal("P2", "at most", 0.02)
+BATCH = Goal("P3", "at least", 0.95)
+IN_GROUP = {4: Goal("P3", "at least", 2.5), 8: Goal("P3", "at least", 3.5)}
 NGRAM = Goal("P12", "at most", 0.01)
-GOALS = ("P1", "P2", "P12")
+GOALS = ("P1", "P2", "P3", "P12")
 
 DEPTHS = (0, 1, 3, 7)
 ROUNDS: tuple[tuple[Kind, int], ...] = (
@@ -62,11 +72,15 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """A figure, and the rounds behind it; `load` is the machine's 1-minute load average."""
+    """A figure, and the rounds behind it; `load` is the machine's 1-minute load average.
+
+    `possible`: the most that this ratio could be here, the bare forwards being what they are.
+    """
 
     figure: Figure
     load: float
     rounds: tuple[Shares, ...] = ()
+    possible: float | None = None
 
 
 def measure(models: Models, setting: Setting, goals: Sequence[str] = GOALS) -> Iterator[Measured]:
@@ -87,6 +101,8 @@ def measure(models: Models, setting: Setting, goals: Sequence[str] = GOALS) -> I
             sides = rounds_side(*common), bare_side(*common)
             yield _figure(ROUND, _name(kind, depth), "round", "its bare forwards", *sides, setting)
             yield _host_work(models, kind, depth, setting)
+    if "P3" in goals:
+        yield from _groups(models, setting)
     if "P12" in goals:
         forward = forward_side(models, setting.prompts[0])
         vocab_size = models.target.vocab_size
@@ -106,6 +122,42 @@ def _like_for_like(what: str, theirs: Loop, ours: Loop, depth: int, setting: Set
     )
     name = f"{what}, {_name('two-model' if depth else 'off', depth)}"
     return _figure(LIKE_FOR_LIKE, name, "mlx-lm", "engine", over, under, setting)
+
+
+def _groups(models: Models, setting: Setting) -> Iterator[Measured]:
+    """Plain rows beside mlx-lm's, rows beside themselves alone, and a row in a group of one."""
+    for rows in (1, 2, 4, 8):
+        theirs, ours = ("mlx-lm", mlx_lm_batch(models)), ("engine", engine_group(models, 0))
+        yield _batches(BATCH, f"plain rows, B {rows}", theirs, ours, rows, setting)
+    for rows, goal in IN_GROUP.items():
+        alone, ours = ("rows in turn", one_by_one(models, 3)), ("group", engine_group(models, 3))
+        measured = _batches(goal, f"two-model depth 3, B {rows}", alone, ours, rows, setting)
+        longest = max(map(len, setting.prompts)) + setting.budget // 2
+        yield replace(measured, possible=most_possible(models, rows, 3, longest))
+    for depth in (0, 3):
+        name = f"{_name('two-model' if depth else 'off', depth)}, a group of one"
+        alone = "native row", one_by_one(models, depth)
+        yield _batches(
+            BATCH, name, alone, ("group", engine_group(models, depth, lifted=True)), 1, setting
+        )
+
+
+def _batches(
+    goal: Goal,
+    name: str,
+    over: tuple[str, Batch],
+    under: tuple[str, Batch],
+    rows: int,
+    setting: Setting,
+) -> Measured:
+    prompts = tuple(setting.prompts[i % len(setting.prompts)] for i in range(rows))
+    expected = over[1](prompts, setting.budget)
+    if any(len(ids) != setting.budget for ids in expected):
+        raise Unusable(f"{name}: a prompt ends before {setting.budget} tokens")
+    top, bottom = (
+        timed_batch(side, prompts, expected, setting.budget) for _, side in (over, under)
+    )
+    return _figure(goal, name, over[0], under[0], top, bottom, setting)
 
 
 def _host_work(models: Models, kind: Kind, depth: int, setting: Setting) -> Measured:

@@ -19,7 +19,7 @@ def table(measured: Sequence[Measured]) -> Table:
     made = Table(box=None, pad_edge=False)
     for name in ("goal", "what", "ratio of"):
         made.add_column(name)
-    for name in ("median", "95 % interval", "pairs", "wanted", "met", "load"):
+    for name in ("median", "95 % interval", "pairs", "wanted", "possible", "met", "load"):
         made.add_column(name, justify="right")
     for one in measured:
         figure = one.figure
@@ -33,6 +33,7 @@ def table(measured: Sequence[Measured]) -> Table:
             f"{_number(low)} – {_number(high)}",
             str(len(figure.pairs)),
             f"{bound} {figure.goal.limit:g}",
+            "" if one.possible is None else _number(one.possible),
             {True: "yes", False: "no", None: "–"}[figure.met],
             f"{one.load:.1f}",
         )
@@ -93,6 +94,7 @@ def _figure(one: Measured) -> dict[str, Any]:
         "limit": figure.goal.limit,
         "median": figure.median,
         "interval": list(figure.interval),
+        "possible": one.possible,
         "met": figure.met,
         "load": one.load,
         "pairs": [[pair.over_s, pair.under_s] for pair in figure.pairs],

@@ -120,14 +120,14 @@ def test_a_tiny_run_measures_every_goal(models: Models, setting: Setting) -> Non
     """And its document says what was measured, pair by pair, in plain JSON."""
     measured = list(measure(models, setting))
     assert {one.figure.goal.id for one in measured} == set(GOALS)
-    assert table(measured).row_count == len(measured) == 20
+    assert table(measured).row_count == len(measured) == 28
     made = json.loads(json.dumps(document(measured, setting, {"mlx": "0"}), allow_nan=False))
     assert set(made) == {"schema", "environment", "setting", "figures"}
     assert made["setting"]["pairs"] == 2
     for figure, one in zip(made["figures"], measured, strict=True):
         assert set(figure) - {"rounds"} == {
             *("goal", "name", "over", "under", "bound", "limit"),
-            *("median", "interval", "met", "load", "pairs"),
+            *("median", "interval", "possible", "met", "load", "pairs"),
         }
         assert [over / under for over, under in figure["pairs"]] == [
             pair.ratio for pair in one.figure.pairs
@@ -159,7 +159,7 @@ def test_the_command_writes_what_it_prints(
     [
         (["--pairs", "0"], "--pairs must be at least 1, got 0"),
         (["--tokens", "7"], "between 8 and 512, got 7"),
-        (["--only", "P9"], "P9: the goals are P1, P2 and P12"),
+        (["--only", "P9"], "P9: the goals are P1, P2, P3 and P12"),
         (["--json", "/nowhere/b.json"], "its folder does not exist"),
     ],
 )
