@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from threading import Barrier
+from time import sleep
 from types import SimpleNamespace
 from typing import Any
 
@@ -32,6 +33,7 @@ class World:
     says: Completion = COMPLETION
     error: Exception | None = None
     fails_to_start: bool = False
+    start_s: float = 0.0
     alive: bool = True
     running: int = 0
     started: list[Path | None] = field(default_factory=list)
@@ -88,6 +90,7 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
             self.runs = False
 
         def start(self) -> None:
+            sleep(world.start_s)
             if world.fails_to_start:
                 raise ServerFailed("port 80 is in use")
             self.runs = True
@@ -191,7 +194,7 @@ def test_rows_of_a_group_are_under_way_together(oracle: References, world: World
 
 def test_a_group_starts_a_server_once_even_if_it_fails(oracle: References, world: World) -> None:
     """honest-gap: not once per row, and nobody waits for an answer."""
-    world.fails_to_start = True
+    world.fails_to_start, world.start_s = True, 0.05
     for row in grouped("abcd"):
         with pytest.raises(Unusable, match="port 80 is in use"):
             oracle.expected(row)
@@ -204,8 +207,11 @@ def test_a_drafting_row_is_held_to_its_own_stream_alone(oracle: References) -> N
     expected = oracle.expected(row)
     assert expected.trace is not None
     assert expected.rounds
-    drafting = replace(row, cell=replace(row.cell, drafter="ngram", depth=3))
-    assert question_of(drafting) != question_of(row)
+    by_drafter = [
+        question_of(replace(row, cell=replace(row.cell, drafter=drafter, depth=3)))
+        for drafter in ("ngram", "two-model")
+    ]
+    assert len({*by_drafter, question_of(row)}) == 3
 
 
 def test_lanes_and_depths_are_asked_for(oracle: References, world: World) -> None:
