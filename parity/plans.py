@@ -13,12 +13,22 @@ from parity.cases import (
     SAMPLINGS,
     SINGLES,
     Case,
+    Drafter,
     Message,
     Prompted,
     Sampling,
     Style,
 )
-from parity.matrix import EXTRAS, Block, Plan, Prompt, Way, matrix, whole_product
+from parity.matrix import (
+    EXTRAS,
+    Block,
+    Grouping,
+    Plan,
+    Prompt,
+    Way,
+    matrix,
+    whole_product,
+)
 
 DENSE = "dense"
 # Every other kind of state: a ring of window columns, recurrent layers.
@@ -32,6 +42,22 @@ GIVEN = "target"
 """How a model from the command line is called in case ids."""
 
 TOP_P = next(sampling for sampling in SAMPLINGS if sampling.label == "top-p")
+
+GROUP_TURNS = ((0,), (0, 3), (0, 0, 1, 4), (0, 0, 1, 1, 3, 4, 5, 6))
+"""When the rows of groups of 1, 2, 4 and 8 are handed in: some into a cohort whose prompts are
+being processed, some when others decode."""
+
+GROUP_DRAFTERS: tuple[tuple[Drafter, int], ...] = (("off", 0), ("ngram", 3), ("two-model", 3))
+"""Drafter and depth of a group."""
+
+GROUP_KINDS = (
+    *("novel", "utf8", "repetition", "early-stop"),
+    *("three-windows", "one-token", "scripts", "chat-like"),
+)
+"""Rows in this order, where a fixture has such a prompt: the first two accept different counts."""
+
+GROUP_TOKENS = (24, 15, 20, 9, 12, 16, 7, 11)
+"""Each row's budget, so that rows leave at different times."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +95,12 @@ BUILT_IN = (
 )
 
 
+# Of a real model a token costs much: two short prompts of which each drafter guesses something.
+PAIR = (Text("words", "one two three, one two"), Text("numbers", "1, 2, 3,"))
+PAIR_TOKENS = (7, 4)
+PAIR_TURNS = (0, 2)
+
+
 def ways_of(sampling: Sampling, depth: int = 3) -> tuple[Way, ...]:
     """One way for each drafter and lane."""
     return (
@@ -79,6 +111,21 @@ def ways_of(sampling: Sampling, depth: int = 3) -> tuple[Way, ...]:
         Way("batch", "ngram", depth, sampling),
         Way("batch", "two-model", depth, sampling),
     )
+
+
+def grouping(model: str) -> Grouping:
+    """Groups of 1, 2, 4 and 8 of a fixture's prompts, with every drafter."""
+    by_kind = {str(prompt.kind): prompt for prompt in fixtures.prompts(model)}
+    prompts: tuple[Prompt, ...] = (
+        *(by_kind[kind] for kind in GROUP_KINDS if kind in by_kind),
+        *BUILT_IN,
+    )
+    ways = tuple(
+        Way("batch", drafter, depth, sampling)
+        for sampling in (GREEDY, TOP_P)
+        for drafter, depth in GROUP_DRAFTERS
+    )
+    return Grouping(ways, prompts[: len(GROUP_TOKENS)], GROUP_TOKENS, GROUP_TURNS)
 
 
 def dense() -> Plan:
@@ -95,6 +142,7 @@ def dense() -> Plan:
             Block(ways_of(GREEDY), CHAT),
         ),
         EXTRAS,
+        (grouping(DENSE),),
         claims_ends=True,
     )
 
@@ -104,7 +152,8 @@ def family(model: str) -> Plan:
     greedy = (*ways_of(GREEDY), Way("serial", "ngram", 8, GREEDY), *two_model(GREEDY, 1, 8))
     sampled = ways_of(TOP_P)[:3]
     prompts = fixtures.prompts(model)
-    return Plan(model, (Block(greedy, prompts), Block(sampled, prompts)), claims_ends=True)
+    blocks = (Block(greedy, prompts), Block(sampled, prompts))
+    return Plan(model, blocks, groupings=(grouping(model),), claims_ends=True)
 
 
 def two_model(sampling: Sampling, *depths: int) -> tuple[Way, ...]:
@@ -129,7 +178,9 @@ def smollm2(model: str = SMOLLM2, *, on_demand: bool = False) -> Plan:
     tokens = len(kept["prompts"][0]["ids"])
     plain = (Way("serial", "off", 0, GREEDY),)
     blocks = (Block(ways_of(GREEDY), texts, tokens), Block(plain, chats, tokens))
-    return Plan(model, blocks, traced=False, on_demand=on_demand)
+    ways = tuple(Way("batch", drafter, depth, GREEDY) for drafter, depth in GROUP_DRAFTERS)
+    pair = Grouping(ways, PAIR, PAIR_TOKENS, (PAIR_TURNS,))
+    return Plan(model, blocks, groupings=(pair,), traced=False, on_demand=on_demand)
 
 
 def given(prompts: Sequence[Prompt], max_tokens: int, depth: int) -> Plan:

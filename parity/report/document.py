@@ -29,7 +29,7 @@ from parity.report.words import (
 from parity.runner import CaseResult, Claim
 from parity.trace import Answer, Round
 
-SCHEMA = 2
+SCHEMA = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +93,9 @@ def asked(case: Case) -> dict[str, Any]:
         "id": case.id,
         "model": case.cell.model,
         # How an HTTP subject is asked takes the lane's place; what it drafts with is its own.
-        "lane": case.cell.style or case.cell.lane,
+        "lane": case.cell.column,
+        "rows": case.cell.rows,
+        "turn": case.group[case.row].turn if case.group else None,
         "drafter": "its own" if case.cell.style else case.cell.drafter,
         "depth": case.cell.depth,
         "sampling": sampling.name,
@@ -195,6 +197,7 @@ def _answer(answer: Answer | None, decode: Callable[[int], str]) -> dict[str, An
         "prompt_tokens": answer.prompt_tokens,
         "completion_tokens": answer.completion_tokens,
         "rounds": [[list(r.draft), r.accepted, list(r.emitted)] for r in answer.rounds],
+        "company": None if answer.company is None else asdict(answer.company),
     }
 
 

@@ -47,6 +47,8 @@ class SuiteMutant:
 
 GREEDY_3 = "dense/serial/two-model/d3/greedy/repetition"
 
+GROUP = "dense/batch/two-model/d3/{}/b8/{}"
+
 ENGINE = (
     EngineMutant(
         "rollback one too far",
@@ -196,9 +198,59 @@ ENGINE = (
         "dense/serial/off/d0/greedy/early-stop",
         says=("completion tokens",),
     ),
+    EngineMutant(
+        "rows swap their states when one leaves",
+        "engine/rounds.py",
+        "            self.target.selected(keep),\n            None if self.draft",
+        "            self.target.selected(keep[::-1]),\n            None if self.draft",
+        GROUP.format("greedy", "repetition"),
+    ),
+    EngineMutant(
+        "rows swap their drafter's states when one leaves",
+        "engine/rounds.py",
+        "None if self.draft is None else self.draft.selected(keep)",
+        "None if self.draft is None else self.draft.selected(keep[::-1])",
+        GROUP.format("greedy", "repetition"),
+    ),
+    EngineMutant(
+        "rows swap their random keys when one leaves",
+        "engine/rounds.py",
+        "            self._sampling.selected(keep),\n            [self.rows",
+        "            self._sampling.selected(keep[::-1]),\n            [self.rows",
+        GROUP.format("top-p", "counting"),
+    ),
+    EngineMutant(
+        "a newcomer gets the chunk at its neighbour's place",
+        "engine/prefill.py",
+        "list(p.tokens[p.processed : p.processed + width]) for p in self.prompts",
+        "list(p.tokens[(at := self.prompts[0].processed) : at + width]) for p in self.prompts",
+        "dense/batch/ngram/d3/greedy/b4/repetition",
+    ),
+    EngineMutant(
+        "rows are joined in another order than their states",
+        "engine/rounds.py",
+        "            [*self.rows, *other.rows],\n",
+        "            [*other.rows, *self.rows],\n",
+        GROUP.format("greedy", "utf8"),
+        says=("broke off",),
+    ),
+    EngineMutant(
+        "every row accepts as many as the least",
+        "engine/rounds.py",
+        "            draft = drafts[r][: flight.draft.lengths[r]]\n",
+        "            draft = drafts[r][: min(flight.draft.lengths)]\n",
+        GROUP.format("greedy", "novel"),
+    ),
 )
 
 LAWS = (
+    LawMutant(
+        "each row decodes alone",
+        "engine/service.py",
+        'alone = None if shares and sampling.rng == "positional" else number',
+        "alone = number",
+        "rows_share_rounds",
+    ),
     LawMutant(
         "the round launched ahead is not taken back",
         "engine/rounds.py",
@@ -436,6 +488,27 @@ TESTERS = (
         "return oracle.expected(case)\n"
         "    except Unusable as error:\n        raise _BrokeOff(_said(error)) from error\n",
         "a_server_dies",
+    ),
+    SuiteMutant(
+        "a group that shares nothing passes",
+        "parity/runner.py",
+        "    met = company.joined > 0 and company.left > 0\n",
+        "    met = True\n",
+        "rows_that_never_meet_fail",
+    ),
+    SuiteMutant(
+        "ragged rounds are not asked for",
+        "parity/runner.py",
+        "        met = met and company.ragged > 0\n",
+        "",
+        "rows_that_never_differ_fail",
+    ),
+    SuiteMutant(
+        "drafts may differ if their numbers do not",
+        "parity/compare.py",
+        "        if old.draft != new.draft:\n",
+        "        if False:\n",
+        "other_drafts_differ",
     ),
     SuiteMutant(
         "a failed case exits 0",

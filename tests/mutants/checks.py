@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -317,3 +318,49 @@ def a_difference_exits_1(world: World) -> None:
     answer = world["tests.parity.fakes"].answer
     result = _run(world, answer((97, 98, 99)), answer((97, 98, 100), origin="engine"))
     assert world["parity.report.words"].exit_code([result], ()) == 1
+
+
+GROUP = "dense/batch/ngram/d3/greedy/b4"
+
+
+def _group(world: World) -> Any:
+    (case, *_) = [case for case in world["parity.plans"].catalogue() if case.cell.way == GROUP]
+    return case
+
+
+def rows_share_rounds(world: World) -> None:
+    """`solitude`: only the rounds tell a group from as many rows alone."""
+    models = world["parity.models"].known_models("dense")
+    with world["parity.session"].open_session(models) as session:
+        result = session.run(_group(world))
+    assert result.verdict == "equal"
+    (claim,) = world["parity.runner"].group_claims([result])
+    assert claim.met
+
+
+def _claim(world: World, **company: int) -> Any:
+    trace, runner = world["parity.trace"], world["parity.runner"]
+    told = trace.Company(**{"rows": 4, "rounds": 9, "ragged": 4, "joined": 1, "left": 1, **company})
+    answer = replace(world["tests.parity.fakes"].answer(origin="engine"), company=told)
+    (claim,) = runner.group_claims([runner.CaseResult(_group(world), None, None, answer)])
+    return claim
+
+
+def rows_that_never_meet_fail(world: World) -> None:
+    assert _claim(world).met
+    assert not _claim(world, joined=0).met
+    assert not _claim(world, left=0).met
+
+
+def rows_that_never_differ_fail(world: World) -> None:
+    assert _claim(world).met
+    assert not _claim(world, ragged=0).met
+
+
+def other_drafts_differ(world: World) -> None:
+    answer, trace = world["tests.parity.fakes"].answer, world["parity.trace"]
+    known = trace.Trace((False, False, False), ((1, 0),))
+    one, other = ((trace.Round((draft,), 0, (97, 98, 99)),) for draft in (97, 98))
+    expected = answer(trace=known, rounds=one)
+    actual = answer(origin="engine", trace=known, rounds=other)
+    assert _compare(world, expected, actual) == "different"
