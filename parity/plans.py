@@ -97,8 +97,8 @@ BUILT_IN = (
 
 # Of a real model a token costs much: two short prompts of which each drafter guesses something.
 PAIR = (Text("words", "one two three, one two"), Text("numbers", "1, 2, 3,"))
-PAIR_TOKENS = (7, 4)
-PAIR_TURNS = (0, 2)
+PAIR_TOKENS = (5, 3)
+PAIR_TURNS = (0, 1)
 
 
 def ways_of(sampling: Sampling, depth: int = 3) -> tuple[Way, ...]:
@@ -113,19 +113,24 @@ def ways_of(sampling: Sampling, depth: int = 3) -> tuple[Way, ...]:
     )
 
 
-def grouping(model: str) -> Grouping:
-    """Groups of 1, 2, 4 and 8 of a fixture's prompts, with every drafter."""
+def groupings(model: str) -> tuple[Grouping, ...]:
+    """Groups of a fixture's prompts with every drafter; drawn ones of every size on one model.
+
+    How tokens are drawn knows nothing of the kind of state, and time is short.
+    """
     by_kind = {str(prompt.kind): prompt for prompt in fixtures.prompts(model)}
-    prompts: tuple[Prompt, ...] = (
-        *(by_kind[kind] for kind in GROUP_KINDS if kind in by_kind),
-        *BUILT_IN,
+    named: list[Prompt] = [by_kind[kind] for kind in GROUP_KINDS if kind in by_kind]
+    prompts = (*named, *BUILT_IN)[: len(GROUP_TOKENS)]
+    sizes = {GREEDY: GROUP_TURNS, TOP_P: GROUP_TURNS if model == DENSE else GROUP_TURNS[2:3]}
+    return tuple(
+        Grouping(group_ways(sampling), prompts, GROUP_TOKENS, turns)
+        for sampling, turns in sizes.items()
     )
-    ways = tuple(
-        Way("batch", drafter, depth, sampling)
-        for sampling in (GREEDY, TOP_P)
-        for drafter, depth in GROUP_DRAFTERS
-    )
-    return Grouping(ways, prompts[: len(GROUP_TOKENS)], GROUP_TOKENS, GROUP_TURNS)
+
+
+def group_ways(sampling: Sampling) -> tuple[Way, ...]:
+    """One way for each drafter of a group."""
+    return tuple(Way("batch", drafter, depth, sampling) for drafter, depth in GROUP_DRAFTERS)
 
 
 def dense() -> Plan:
@@ -142,7 +147,7 @@ def dense() -> Plan:
             Block(ways_of(GREEDY), CHAT),
         ),
         EXTRAS,
-        (grouping(DENSE),),
+        groupings(DENSE),
         claims_ends=True,
     )
 
@@ -153,7 +158,7 @@ def family(model: str) -> Plan:
     sampled = ways_of(TOP_P)[:3]
     prompts = fixtures.prompts(model)
     blocks = (Block(greedy, prompts), Block(sampled, prompts))
-    return Plan(model, blocks, groupings=(grouping(model),), claims_ends=True)
+    return Plan(model, blocks, groupings=groupings(model), claims_ends=True)
 
 
 def two_model(sampling: Sampling, *depths: int) -> tuple[Way, ...]:
@@ -178,8 +183,7 @@ def smollm2(model: str = SMOLLM2, *, on_demand: bool = False) -> Plan:
     tokens = len(kept["prompts"][0]["ids"])
     plain = (Way("serial", "off", 0, GREEDY),)
     blocks = (Block(ways_of(GREEDY), texts, tokens), Block(plain, chats, tokens))
-    ways = tuple(Way("batch", drafter, depth, GREEDY) for drafter, depth in GROUP_DRAFTERS)
-    pair = Grouping(ways, PAIR, PAIR_TOKENS, (PAIR_TURNS,))
+    pair = Grouping(group_ways(GREEDY), PAIR, PAIR_TOKENS, (PAIR_TURNS,))
     return Plan(model, blocks, groupings=(pair,), traced=False, on_demand=on_demand)
 
 
