@@ -118,19 +118,19 @@ def draft_rows_as_alone(world: World) -> None:
 
     def fresh(held: list[int]) -> Any:
         rows = provider.open(greedy)
-        rows.prefill(mx.array([held], dtype=mx.uint32))
+        rows.prefill(mx.array([held], dtype=mx.uint32), ())
         return rows
 
     held = [company.ids(4, 0), company.ids(6, 1), company.ids(9, 2)]
     rows = fresh(held[0]).joined(fresh(held[1])).joined(fresh(held[2]))
     for number, kept in enumerate(([3, 0, 3], [3, 1, 0], [0, 3, 2], [1, 1, 1])):
         pending = company.ids(3, 10 + number)
-        drafts = rows.draft(pending, 3, [0] * 3).tokens.tolist()
+        drafts = rows.draft(pending, 3, [0] * 3, None).tokens.tolist()
         for r in range(3):
-            alone = fresh(held[r]).draft(pending[r : r + 1], 3, [0]).tokens.tolist()
+            alone = fresh(held[r]).draft(pending[r : r + 1], 3, [0], None).tokens.tolist()
             assert drafts[r] == alone[0]
             held[r] += [pending[r], *drafts[r][: kept[r]]]
-        rows.commit(kept)
+        rows.commit(kept, ())
         assert [rows.capture(r).processed_tokens for r in range(3)] == list(map(len, held))
         rows = rows.selected([2, 0, 1])
         held = [held[2], held[0], held[1]]
@@ -175,7 +175,7 @@ def _rounds(world: World, budgets: list[int], *, drafts: bool, last: int = 99) -
         state.forward(mx.array([prompt[:-1]]))
         if drafts:
             draft = world["engine.drafters.ngram"].NgramProvider().open(own)
-            draft.prefill(mx.array([prompt[:-1]]))
+            draft.prefill(mx.array([prompt[:-1]]), ())
         taker = _Taker(99 if number else last)
         row = rounds.Row(taker, frozenset(), list(prompt[:-1]), prompt[-1], 0, budget)
         one = rounds.Rounds(state, draft, own, [row], depth=4, vocab_size=target.vocab_size)
