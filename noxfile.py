@@ -64,7 +64,7 @@ def oracle_drafters_tests(session: nox.Session) -> None:
         session.error("run `nox -s oracle_drafters`, which starts this session")
     session.install("-e", ".[test]")
     python, *arguments = session.posargs
-    files = ["tests/oracle/test_drafters.py", "tests/oracle/test_drafters_vlm.py"]
+    files = ["tests/oracle/test_drafters.py", *map(str, Path("tests/oracle").glob("*_vlm.py"))]
     env = {**ENV, "MLX_PARITY_MLX_VLM_PYTHON": python}
     session.run("pytest", *files, *arguments, env=env)
 

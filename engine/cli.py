@@ -17,7 +17,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from typer.exceptions import TyperException
 
-from .drafters.registry import open_drafter
+from .drafters.registry import default_drafter, open_drafter
+from .drafters.source import DraftProvider
 from .errors import BadInput
 from .groups import Limits
 from .requests import drafter_for
@@ -27,6 +28,9 @@ from .target import Target
 from .values import Finish, LogitsOptions, Request, Rng, Sampling
 
 CONTEXT_HELP = "tokens looked back at; 0 is all"
+DRAFTER_HELP = (
+    "off | ngram | mtp | KIND:DIR | DIR; if not given, the target's own layer where it has one"
+)
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 
@@ -42,7 +46,7 @@ def generate_command(
     prompt: Annotated[str | None, typer.Option(help="the prompt, as raw text")] = None,
     prompt_file: Annotated[Path | None, typer.Option(help="UTF-8, one prompt per line")] = None,
     adapter: Annotated[Path | None, typer.Option(help="mlx-lm adapter folder")] = None,
-    drafter: Annotated[str, typer.Option(help="off | ngram | KIND:DIR | DIR")] = "off",
+    drafter: Annotated[str | None, typer.Option(help=DRAFTER_HELP)] = None,
     depth: Annotated[int | None, typer.Option(help="drafts per round")] = None,
     chat: Annotated[bool, typer.Option(help="each prompt is a user's message")] = False,
     max_tokens: Annotated[int, typer.Option(help="budget, terminal EOS included")] = 100,
@@ -97,7 +101,7 @@ def generate_command(
     model = Target.load(target, quantization=quantization)
     if adapter is not None:
         model = model.adapted(adapter)
-    provider = open_drafter(drafter, model)
+    provider = _mounted(drafter, model, policy)
     if drafter_for(model, provider) is not provider:
         warnings.warn(f"drafter {drafter} does not support adapters and is not used", stacklevel=1)
     requests: list[Request] = []
@@ -111,6 +115,18 @@ def generate_command(
             finish = _show_text(stream) if not as_json else _wait(stream, max_tokens)
             if as_json:
                 print(json.dumps(_report(finish), ensure_ascii=False), flush=True)
+
+
+def _mounted(drafter: str | None, model: Target, policy: Rng) -> DraftProvider | None:
+    """The drafter asked for, else what the target has of its own."""
+    if drafter is not None:
+        return open_drafter(drafter, model)
+    if policy == "sequential":
+        return None  # whoever wants mlx-lm's draws wants its plain stream, which drafting changes
+    try:
+        return default_drafter(model)
+    except BadInput as error:
+        raise BadInput(f"{error} (--drafter off decodes without it)") from error
 
 
 def _bias(pair: str) -> tuple[int, float]:

@@ -9,7 +9,10 @@ from typing import Any
 
 from ..errors import BadInput
 from ..target import Target, check_folder
+from .glm_mtp import MODEL_TYPE as GLM
+from .glm_mtp import has_glm_mtp, open_glm_mtp
 from .ngram import NgramProvider
+from .qwen_mtp import open_qwen_mtp
 from .source import DraftProvider
 from .two_model import TwoModelProvider
 
@@ -20,6 +23,7 @@ Opener = Callable[[Path, Target], DraftProvider]
 
 OPENERS: Mapping[str, Opener] = {
     "two-model": lambda folder, target: TwoModelProvider(Target.load(folder), target),
+    "mtp": open_qwen_mtp,
 }
 
 
@@ -40,10 +44,22 @@ def detect_kind(folder: Path) -> str:
     return "mtp" if model_type.endswith("_mtp") else "two-model"
 
 
-def open_drafter(spec: str, target: Target) -> DraftProvider | None:
-    """The provider for `off | ngram | KIND:DIR | DIR`; None for off.
+def default_drafter(target: Target) -> DraftProvider | None:
+    """The target's own next-token layer, if its files hold one; it is the base model's.
 
-    A bare folder is detected; a stated kind that the files contradict is refused.
+    Raises:
+        BadInput: there is more than one, or it is incomplete.
+    """
+    if target.adapter is not None or not has_glm_mtp(target):
+        return None
+    return open_glm_mtp(target)
+
+
+def open_drafter(spec: str, target: Target) -> DraftProvider | None:
+    """The provider for `off | ngram | mtp | KIND:DIR | DIR`; None for off.
+
+    A bare folder is detected; a stated kind that the files contradict is refused. `mtp` alone is
+    what came with the target: the folder `mtp` in its own, else its own next-token layer.
 
     Raises:
         BadInput: unknown or incomplete spec, a folder that does not fit, or a pairing that cannot
@@ -56,14 +72,19 @@ def open_drafter(spec: str, target: Target) -> DraftProvider | None:
         if path:
             raise BadInput(f"drafter ngram takes no model path, got {path!r}")
         return NgramProvider()
-    if kind not in KINDS:
+    if spec == "mtp":
+        bundled = target.path / "mtp"
+        if not bundled.exists():
+            return _own_layer(target)
+        path = str(bundled)
+    elif kind not in KINDS:
         kind, path = "", spec
     if not path:
         raise BadInput(f"drafter {spec!r} needs a folder: {kind or 'KIND'}:DIR")
     folder = Path(path)
     if not os.path.exists(folder):
         raise BadInput(
-            f"drafter folder {path} does not exist (drafters: off, ngram, two-model:DIR, DIR)"
+            f"drafter folder {path} does not exist (drafters: off, ngram, mtp, two-model:DIR, DIR)"
         )
     found = detect_kind(folder)
     if kind and kind != found:
@@ -72,3 +93,12 @@ def open_drafter(spec: str, target: Target) -> DraftProvider | None:
         known = ", ".join(OPENERS)
         raise BadInput(f"drafter folder {path} holds a {found} drafter; only {known} can be run")
     return OPENERS[found](folder, target)
+
+
+def _own_layer(target: Target) -> DraftProvider:
+    if target.model.model_type != GLM:
+        raise BadInput(
+            f"drafter mtp: target {target.path} has neither a folder mtp nor a layer of its own "
+            "to draft with (mtp:DIR names a folder)"
+        )
+    return open_glm_mtp(target)

@@ -12,6 +12,18 @@ from .conftest import last
 
 FAMILIES = ("dense", "sliding", "hybrid", "mla")
 DRAFTERS = ("off", "ngram", "two-model")
+PAIRS = (
+    *((family, kind) for family in FAMILIES for kind in DRAFTERS),
+    ("hybrid", "mtp"),
+    ("mla", "mtp"),
+)
+"""Each family with each drafter that fits it."""
+
+FOLDERS = {"two-model": "draft", "mtp": "mtp"}
+"""What a kind's fixture is called behind its target's name."""
+
+OWN = (("mla", "mtp"),)
+"""What lies in the target's own files."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +43,8 @@ def target_of(family: str) -> Target:
 
 @cache
 def drafter_of(family: str, kind: str) -> DraftProvider | None:
-    spec = str(fixtures.drafter_dir(f"{family}-draft")) if kind == "two-model" else kind
+    separate = kind in FOLDERS and (family, kind) not in OWN
+    spec = str(fixtures.drafter_dir(f"{family}-{FOLDERS[kind]}")) if separate else kind
     return open_drafter(spec, target_of(family))
 
 

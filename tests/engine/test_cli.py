@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+import mlx.core as mx
 import pytest
 
 import fixtures
@@ -250,3 +252,35 @@ def test_ctrl_c_is_one_line_and_exit_130(tmp_path: Path) -> None:
     _, errors = process.communicate(timeout=30)
     assert process.returncode == 130
     assert errors == "interrupted\n"
+
+
+def test_a_target_drafts_with_its_own_layer_unless_told_otherwise() -> None:
+    """`lossless`; not with mlx-lm's draws, whose plain stream is what is asked for."""
+    base = ("--target", str(fixtures.target_dir("mla")), "--prompt", "Name: Anna. Say it", "--json")
+    drafted: dict[tuple[str, ...], int] = {}
+    tokens: dict[tuple[str, ...], list[int]] = {}
+    for flags in ((), ("--drafter", "off"), ("--drafter", "mtp"), ("--drafter", "ngram")):
+        answer = json.loads(run(*base, "--max-tokens", "16", *flags).stdout)
+        tokens[flags] = answer["tokens"]
+        drafted[flags] = answer["statistics"]["drafted"]
+    assert len({tuple(ids) for ids in tokens.values()}) == 1
+    assert drafted[()] == drafted[("--drafter", "mtp")] > 0
+    assert drafted[("--drafter", "off")] == 0
+    assert drafted[("--drafter", "ngram")] != drafted[()]
+    sequential = ("--rng", "sequential", "--temp", "0.8", "--seed", "1")
+    answer = json.loads(run(*base, "--max-tokens", "4", *sequential).stdout)
+    assert answer["statistics"]["drafted"] == 0
+
+
+def test_an_own_layer_that_cannot_be_used_is_refused_with_the_way_out(tmp_path: Path) -> None:
+    folder = tmp_path / "mla"
+    shutil.copytree(fixtures.target_dir("mla"), folder)
+    weights: Any = mx.load(str(folder / "model.safetensors"))
+    weights.pop("model.layers.3.enorm.weight")
+    mx.save_safetensors(str(folder / "model.safetensors"), weights)
+    base = ("--target", str(folder), "--prompt", "Name: Anna", "--json", "--max-tokens", "4")
+    refused = run(*base)
+    assert refused.returncode == 2
+    assert "lacks tensors: enorm.weight (--drafter off decodes without it)" in refused.stderr
+    assert len(refused.stderr.splitlines()) == 1
+    assert run(*base, "--drafter", "off").returncode == 0

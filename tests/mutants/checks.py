@@ -6,6 +6,7 @@ import math
 from dataclasses import replace
 from typing import Any
 
+import mlx.core as mx
 import pytest
 
 import fixtures
@@ -61,6 +62,54 @@ def ngram_history_after_a_rejection(world: World) -> None:
     rows.draft([5], 4, [0], None)
     rows.commit([1], ())
     assert rows.capture(0).attachment.tensors[0].tolist() == [5, 5, 5, 5]
+
+
+def _heads_rows(world: World, family: str) -> None:
+    """Two rows, one of which begins later, through zero, partial and full accepts."""
+    target = world["engine"].Target.load(fixtures.target_dir(family))
+    if family == "mla":
+        provider = world["engine.drafters.glm_mtp"].open_glm_mtp(target)
+    else:
+        folder = fixtures.drafter_dir("hybrid-mtp")
+        provider = world["engine.drafters.qwen_mtp"].open_qwen_mtp(folder, target)
+    slow = world["tests.engine.mtp_model"]
+    sampling = world["engine.sampling"]
+    keys = iter(mx.random.split(mx.random.key(1), 20))
+
+    def hidden(rows: int, width: int) -> mx.array:
+        return mx.random.normal(
+            (rows, width, target.model.layers[0].input_layernorm.weight.size), key=next(keys)
+        )
+
+    def open_row() -> Any:
+        return provider.open(sampling.RowSampling([sampling.Greedy()]))
+
+    rows, models = open_row(), [slow.Slow(provider.mtp), slow.Slow(provider.mtp)]
+    states = hidden(1, 3)
+    rows.prefill(mx.array([[40, 41, 42]]), (states,))
+    models[0].prefill([40, 41, 42], states[0])
+    rows, states = rows.joined(open_row()), hidden(2, 3)
+    rows.prefill(mx.array([[43, 44, 45], [50, 51, 52]]), (states,))
+    models[0].prefill([43, 44, 45], states[0])
+    models[1].prefill([50, 51, 52], states[1])
+    for kept in ([0, 2], [3, 1], [2, 3]):
+        draft = rows.draft([60, 61], 3, [0, 0], None)
+        assert draft.tokens.tolist() == [m.draft(60 + r, 3) for r, m in enumerate(models)]
+        states = hidden(2, 4)
+        rows.commit(kept, (states,))
+        for r, model in enumerate(models):
+            model.commit(kept[r], states[r])
+            assert slow.same_numbers(rows.capture(r).attachment.tensors, model.tensors())
+
+
+def rows_of_a_head(world: World) -> None:
+    """`companion`: what Qwen's head remembers."""
+    _heads_rows(world, "hybrid")
+
+
+def rows_of_an_own_layer(world: World) -> None:
+    """`companion`: what GLM's layer remembers."""
+    _heads_rows(world, "mla")
 
 
 def _plain_and_drafted(world: World, **sampling: Any) -> tuple[Any, Any]:

@@ -17,6 +17,7 @@ HELPERS = (
     "tests.engine.puppet",
     "tests.engine.families",
     "tests.engine.company",
+    "tests.engine.mtp_model",
 )
 
 
