@@ -9,6 +9,7 @@ from typing import Any
 
 from ..errors import BadInput
 from ..target import Target, check_folder
+from .assistant import AssistantProvider
 from .ngram import NgramProvider
 from .source import DraftProvider
 from .two_model import TwoModelProvider
@@ -20,6 +21,7 @@ Opener = Callable[[Path, Target], DraftProvider]
 
 OPENERS: Mapping[str, Opener] = {
     "two-model": lambda folder, target: TwoModelProvider(Target.load(folder), target),
+    "assistant": AssistantProvider,
 }
 
 
@@ -62,9 +64,8 @@ def open_drafter(spec: str, target: Target) -> DraftProvider | None:
         raise BadInput(f"drafter {spec!r} needs a folder: {kind or 'KIND'}:DIR")
     folder = Path(path)
     if not os.path.exists(folder):
-        raise BadInput(
-            f"drafter folder {path} does not exist (drafters: off, ngram, two-model:DIR, DIR)"
-        )
+        kinds = ", ".join(f"{known}:DIR" for known in OPENERS)
+        raise BadInput(f"drafter folder {path} does not exist (drafters: off, ngram, {kinds}, DIR)")
     found = detect_kind(folder)
     if kind and kind != found:
         raise BadInput(f"drafter folder {path} holds a {found} drafter, not {kind}")

@@ -12,6 +12,11 @@ from .conftest import last
 
 FAMILIES = ("dense", "sliding", "hybrid", "mla")
 DRAFTERS = ("off", "ngram", "two-model")
+PAIRS = (*((family, kind) for family in FAMILIES for kind in DRAFTERS), ("sliding", "assistant"))
+"""Each family with each drafter that fits it."""
+
+FOLDERS = {"two-model": "draft", "assistant": "assistant"}
+"""What a kind's fixture is called behind its target's name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +36,7 @@ def target_of(family: str) -> Target:
 
 @cache
 def drafter_of(family: str, kind: str) -> DraftProvider | None:
-    spec = str(fixtures.drafter_dir(f"{family}-draft")) if kind == "two-model" else kind
+    spec = str(fixtures.drafter_dir(f"{family}-{FOLDERS[kind]}")) if kind in FOLDERS else kind
     return open_drafter(spec, target_of(family))
 
 
