@@ -44,14 +44,14 @@ REFERENCE = Convention()
 """Google's LiteRT-LM and transformers: every draft of a round stands at the pending token's place.
 
 transformers' mask shows a sliding layer one key more than the window. No cache is sure to hold
-that one, so here it is the window, which is what vLLM shows.
+that one, so here it is the window.
 """
 
 MLX_VLM = Convention(start=-1, unseen=1)
-"""mlx-vlm 0.7.10: every draft stands at the last token's place.
+"""mlx-vlm 0.7.10: every draft stands at the last lent token's place, as in vLLM.
 
-Of more keys than the window it shows one fewer, as soon as the target's cache has dropped any;
-before that, the whole window: `Convention(start=-1)`, which is also what vLLM does.
+Of more keys than the window it shows one fewer as soon as the target's cache has dropped any;
+before that the whole window, which is `Convention(start=-1)`.
 """
 
 ADVANCING = Convention(step=1)
