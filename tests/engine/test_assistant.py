@@ -30,7 +30,7 @@ from engine.sampling import Greedy, RowSampling
 from engine.state.checkpoint import Attachment, Checkpoint
 from engine.state.donors import Donor
 from engine.state.rows import Rows, Undo
-from fixtures import random_drafters
+from fixtures import assistant, random_drafters
 
 from .conftest import last
 from .pools import drafter_of, target_of
@@ -257,6 +257,23 @@ def test_text_is_the_targets(
         assert drafted.tokens == plain.tokens, prompt.name
         accepted |= {turn.accepted for turn in drafted.rounds[1:]}
     assert accepted == {0, 1, 2, 3}
+
+
+def test_rounds_accept_what_the_definition_does(
+    target: Target, provider: AssistantProvider
+) -> None:
+    """`draft-trace`: as the fixtures count, which forward each text once and roll back nothing."""
+    network: Any = assistant.Assistant(assistant.RECIPE.config)
+    network.load_weights(str(fixtures.drafter_dir("sliding-assistant") / "model.safetensors"))
+    for prompt in fixtures.prompts("sliding"):
+        text = tuple(target.encode(prompt.text))
+        finish = last(list(generate(target, Request(text, 32), provider)))
+        (eos,) = target.eos_ids
+        wanted = assistant.rounds(target.model, network, text, finish.tokens, 3, eos)
+        # Rounds that the end of the text cuts short are not counted there.
+        ours = tuple(turn.accepted for turn in finish.rounds[1:])
+        assert ours[: len(wanted)] == wanted, prompt.name
+        assert len(ours) - len(wanted) <= 2
 
 
 def test_what_a_checkpoint_must_be(target: Target, provider: AssistantProvider) -> None:

@@ -22,7 +22,7 @@ from oracle.drafters import VARIABLE, Drafters, FirstRound, Pair, python_in_envi
 NEAR = 2e-4
 DEPTH, NUM_TOKENS, WINDOW = 3, 48, 32
 WHOLE_WINDOW = Convention(start=MLX_VLM.start)
-HEADS = ("tied", "centroids")
+FOLDERS = ("trained", "tied", "centroids")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,14 +46,16 @@ def drafters() -> Iterator[Drafters]:
         yield running
 
 
-@pytest.fixture(scope="module", params=HEADS)
+@pytest.fixture(scope="module", params=FOLDERS)
 def both(
     request: pytest.FixtureRequest, drafters: Drafters, tmp_path_factory: pytest.TempPathFactory
 ) -> Both:
     target = fixtures.target_dir("sliding")
-    centroids = request.param == "centroids"
-    folder = tmp_path_factory.mktemp("assistant") / "drafter"
-    random_drafters.assistant(folder, target, 1, centroids=centroids)
+    if request.param == "trained":
+        folder = fixtures.drafter_dir("sliding-assistant")
+    else:
+        folder = tmp_path_factory.mktemp("assistant") / "drafter"
+        random_drafters.assistant(folder, target, 1, centroids=request.param == "centroids")
     return Both(Target.load(target), folder, drafters.pair("assistant", target, folder))
 
 
