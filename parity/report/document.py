@@ -17,6 +17,7 @@ from parity.asking import asked_of
 from parity.cases import Case
 from parity.compare import Failure, Tie
 from parity.errors import BadInput
+from parity.report.acceptance import acceptances
 from parity.report.files import write_whole
 from parity.report.words import (
     Setting,
@@ -65,6 +66,7 @@ def document(
 ) -> dict[str, Any]:
     """A whole run as one JSON object.
 
+    `acceptance` counts drafts by position, for each model, drafter and depth that drafted.
     `capabilities` are what the subject was found to do, each with `name`, `value` and `note`;
     `not_checked` says in sentences what this run leaves open.
     """
@@ -72,6 +74,7 @@ def document(
         model: Setting(cache(setting.decode), setting.options)
         for model, setting in settings.items()
     }
+    cases = {r.case.id: _case(r, known[r.case.cell.model]) for r in results}
     return {
         "schema": SCHEMA,
         "environment": dict(environment),
@@ -79,7 +82,8 @@ def document(
         "options": [o for setting in settings.values() for o in setting.options],
         "summary": closing_line(results, claims),
         "exit_code": exit_code(results, claims),
-        "cases": {r.case.id: _case(r, known[r.case.cell.model]) for r in results},
+        "cases": cases,
+        "acceptance": [asdict(one) for one in acceptances(cases.values())],
         "claims": {claim.id: {"met": claim.met, "text": claim.text} for claim in claims},
         "capabilities": [dict(one) for one in capabilities],
         "not_checked": list(not_checked),

@@ -450,6 +450,28 @@ LAWS = (
         "min(self._depth, row.remaining)",
         "quantization_waits_for_what_is_kept",
     ),
+    LawMutant(
+        "an assistant goes on from a rejected draft",
+        "engine/drafters/assistant.py",
+        "self._advance([kept + 1 for kept in retained], retained, taps)",
+        "self._advance([kept + 1 for kept in retained], "
+        "[taps[0].shape[1] - 1] * len(retained), taps)",
+        "assistant_state_after_a_rejection",
+    ),
+    LawMutant(
+        "all rows of an assistant stand where the first does",
+        "engine/drafters/assistant.py",
+        "return places[0] if len(set(places)) == 1 else mx.array(places)",
+        "return places[0]",
+        "assistant_rows_have_their_own_positions",
+    ),
+    LawMutant(
+        "what stands behind a row's end is lent",
+        "engine/state/donors.py",
+        "        shown &= columns < mx.array(self.held)[:, None]\n",
+        "",
+        "lent_keys_end_with_the_row",
+    ),
 )
 
 TESTERS = (

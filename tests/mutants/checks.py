@@ -112,6 +112,32 @@ def rows_of_an_own_layer(world: World) -> None:
     _heads_rows(world, "mla")
 
 
+def assistant_state_after_a_rejection(world: World) -> None:
+    """`companion`: the hidden state is that of the last token kept."""
+    rows = world["engine.drafters.assistant"].AssistantRows(None, (3, 5), mx.zeros((2, 1, 4)))
+    rows.draft([1, 2], 0, [0, 0], None)
+    states = mx.arange(2 * 4 * 4).reshape(2, 4, 4)
+    rows.commit([1, 3], (states,))
+    assert mx.array_equal(rows._hidden, mx.stack([states[0, 1:2], states[1, 3:4]]))
+
+
+def assistant_rows_have_their_own_positions(world: World) -> None:
+    """`solitude`: each row's queries stand behind its own text."""
+    module = world["engine.drafters.assistant"]
+    provider = module.AssistantProvider.__new__(module.AssistantProvider)
+    provider._convention = module.REFERENCE
+    assert mx.array_equal(provider.position([7, 9], 0), mx.array([7, 9]))
+
+
+def lent_keys_end_with_the_row(world: World) -> None:
+    """`padding`: a row is shown its own last tokens, and never what stands behind them."""
+    plane = mx.full((2, 1, 4, 1), float("nan"))
+    plane[0, :, :2] = plane[1, :, :4] = 1.0
+    lent = world["engine.state.donors"].Donor(plane, plane, (2, 4), (2, 4)).last([2, 3])
+    assert lent.mask.squeeze().tolist() == [[True, True, False, False], [False, True, True, True]]
+    assert bool(mx.all(mx.isfinite(lent.values)))
+
+
 def _plain_and_drafted(world: World, **sampling: Any) -> tuple[Any, Any]:
     """The same request without a drafter, and with one that is always right, five at a time."""
     engine, target, prompt = _engine(world)
