@@ -12,7 +12,7 @@ from enum import StrEnum
 from typing import Literal, NamedTuple
 
 Lane = Literal["serial", "batch"]
-Drafter = Literal["off", "ngram", "two-model"]
+Drafter = Literal["off", "ngram", "two-model", "mtp", "assistant", "dspark", "deepspec"]
 Mode = Literal["greedy", "positional", "sequential"]
 Style = Literal["once", "stream", "together", "again"]
 """How an HTTP subject is asked: one whole answer, in pieces, beside the other requests of the run,
@@ -20,6 +20,8 @@ or a second time, when it may reuse what it remembers of the first."""
 
 LANES: tuple[Lane, ...] = ("serial", "batch")
 DRAFTERS: tuple[Drafter, ...] = ("off", "ngram", "two-model")
+READERS: tuple[Drafter, ...] = ("mtp", "assistant", "dspark", "deepspec")
+"""Drafters that read the target's hidden states: each is made for one target."""
 DEPTHS = (0, 1, 3, 8)
 MAX_TOKENS = 24
 

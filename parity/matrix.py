@@ -18,6 +18,7 @@ from parity.cases import (
     GREEDY,
     LANES,
     MAX_TOKENS,
+    READERS,
     SAMPLINGS,
     Case,
     Cell,
@@ -172,7 +173,7 @@ RULES: tuple[Rule, ...] = (
     # What a drafting row says alone, other cases compare with mlx-lm.
     Rule(
         grouped=True,
-        drafters=frozenset({"ngram", "two-model"}),
+        drafters=frozenset({"ngram", "two-model", *READERS}),
         source=Source.OWN_ALONE,
         law="solitude",
     ),
@@ -196,7 +197,7 @@ RULES: tuple[Rule, ...] = (
         law="lossless",
     ),
     Rule(
-        drafters=frozenset({"off", "ngram"}),
+        drafters=frozenset({"off", "ngram", *READERS}),
         modes=frozenset({"greedy"}),
         source=Source.SERVER,
         law="lossless",
@@ -259,7 +260,7 @@ RULES: tuple[Rule, ...] = (
         law="lossless-sampled",
     ),
     Rule(
-        drafters=frozenset({"ngram", "two-model"}),
+        drafters=frozenset({"ngram", "two-model", *READERS}),
         modes=frozenset({"positional"}),
         source=Source.OWN_PLAIN,
         law="lossless-sampled",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import fixtures
@@ -42,6 +42,14 @@ GIVEN = "target"
 """How a model from the command line is called in case ids."""
 
 TOP_P = next(sampling for sampling in SAMPLINGS if sampling.label == "top-p")
+
+READERS_OF: Mapping[str, tuple[Drafter, ...]] = {
+    DENSE: ("dspark",),
+    "sliding": ("assistant", "deepspec"),
+    "hybrid": ("mtp",),
+    "mla": ("mtp",),
+}
+"""Which drafters that read hidden states each fixture has."""
 
 GROUP_TURNS = ((0,), (0, 3), (0, 0, 1, 4), (0, 0, 1, 1, 3, 4, 5, 6))
 """When the rows of groups of 1, 2, 4 and 8 are handed in: some into a cohort whose prompts are
@@ -122,9 +130,26 @@ def groupings(model: str) -> tuple[Grouping, ...]:
     named: list[Prompt] = [by_kind[kind] for kind in GROUP_KINDS if kind in by_kind]
     prompts = (*named, *BUILT_IN)[: len(GROUP_TOKENS)]
     sizes = {GREEDY: GROUP_TURNS, TOP_P: GROUP_TURNS if model == DENSE else GROUP_TURNS[2:3]}
+    readers = tuple(
+        Way("batch", drafter, 3, sampling)
+        for drafter in READERS_OF[model]
+        for sampling in (GREEDY, TOP_P)
+    )
+    return (
+        *(
+            Grouping(group_ways(sampling), prompts, GROUP_TOKENS, turns)
+            for sampling, turns in sizes.items()
+        ),
+        Grouping(readers, prompts, GROUP_TOKENS, GROUP_TURNS[1:]),
+    )
+
+
+def readers(model: str) -> tuple[Way, ...]:
+    """A fixture's drafters that read its hidden states, with one row."""
     return tuple(
-        Grouping(group_ways(sampling), prompts, GROUP_TOKENS, turns)
-        for sampling, turns in sizes.items()
+        Way("serial", drafter, 3, sampling)
+        for drafter in READERS_OF[model]
+        for sampling in (GREEDY, TOP_P)
     )
 
 
@@ -145,6 +170,7 @@ def dense() -> Plan:
             Block(tuple(dict.fromkeys(penalties)), prompts),
             Block(singles, prompts),
             Block(ways_of(GREEDY), CHAT),
+            Block(readers(DENSE), prompts),
         ),
         EXTRAS,
         groupings(DENSE),
@@ -157,7 +183,7 @@ def family(model: str) -> Plan:
     greedy = (*ways_of(GREEDY), Way("serial", "ngram", 8, GREEDY), *two_model(GREEDY, 1, 8))
     sampled = ways_of(TOP_P)[:3]
     prompts = fixtures.prompts(model)
-    blocks = (Block(greedy, prompts), Block(sampled, prompts))
+    blocks = (Block(greedy, prompts), Block(sampled, prompts), Block(readers(model), prompts))
     return Plan(model, blocks, groupings=groupings(model), claims_ends=True)
 
 

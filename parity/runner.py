@@ -9,7 +9,7 @@ from typing import Protocol
 from parity.cases import GREEDY, Case, Drafter, Source
 from parity.compare import Comparison, Failure, Measure, Verdict, compare
 from parity.errors import Unusable
-from parity.plans import DENSE, FAMILIES, WINDOW
+from parity.plans import DENSE, FAMILIES, READERS_OF, WINDOW
 from parity.tolerance import Tolerance
 from parity.trace import Answer
 
@@ -247,7 +247,7 @@ DRAFTING: tuple[Drafter, ...] = ("ngram", "two-model")
 def accept_claims(
     results: Sequence[CaseResult], models: Sequence[str] = (DENSE, *FAMILIES)
 ) -> tuple[Claim, ...]:
-    """Every kind of accept occurs on every fixture, for both drafters."""
+    """Every kind of accept occurs on every fixture, for every drafter that it has."""
     return tuple(
         Claim(
             f"claims/{model}/{drafter}/{kind}-accept",
@@ -255,7 +255,7 @@ def accept_claims(
             f"some round of drafter {drafter} on {model} ends in a {kind} accept",
         )
         for model in models
-        for drafter in DRAFTING
+        for drafter in (*DRAFTING, *READERS_OF[model])
         for kind in ACCEPTS
     )
 

@@ -33,14 +33,24 @@ class EngineSubject:
         self._gatherings: dict[tuple[object, ...], Gathering] = {}
 
     @classmethod
-    def open(cls, target: Target, draft_dir: Path | None) -> EngineSubject:
-        """The engine with the matrix's drafters; without `draft_dir` there is no two-model one."""
+    def open(
+        cls,
+        target: Target,
+        draft_dir: Path | None,
+        readers: Mapping[Drafter, Path | None] | None = None,
+    ) -> EngineSubject:
+        """The engine with the matrix's drafters; without `draft_dir` there is no two-model one.
+
+        `readers` are the folders of those that read the target; None is a layer of its own.
+        """
         drafters: dict[Drafter, DraftProvider | None] = {
             "off": None,
             "ngram": open_drafter("ngram", target),
         }
         if draft_dir is not None:
             drafters["two-model"] = open_drafter(f"two-model:{draft_dir}", target)
+        for kind, folder in (readers or {}).items():
+            drafters[kind] = open_drafter(kind if folder is None else f"{kind}:{folder}", target)
         return cls(target, drafters)
 
     def answer(
