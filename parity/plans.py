@@ -68,6 +68,11 @@ GROUP_TOKENS = (24, 15, 20, 9, 12, 16, 7, 11)
 """Each row's budget, so that rows leave at different times."""
 
 
+READER_TOKENS = (24, 9, *GROUP_TOKENS[2:])
+READER_TURNS = ((0, 2), *GROUP_TURNS[2:])
+"""For drafters that read hidden states, which are so often right that rows end together."""
+
+
 @dataclass(frozen=True, slots=True)
 class Text:
     """A prompt outside the fixtures."""
@@ -140,7 +145,7 @@ def groupings(model: str) -> tuple[Grouping, ...]:
             Grouping(group_ways(sampling), prompts, GROUP_TOKENS, turns)
             for sampling, turns in sizes.items()
         ),
-        Grouping(readers, prompts, GROUP_TOKENS, GROUP_TURNS[1:]),
+        Grouping(readers, prompts, READER_TOKENS, READER_TURNS),
     )
 
 
