@@ -25,7 +25,7 @@ from .requests import drafter_for
 from .service import Engine
 from .state.quantize import KVQuantization
 from .target import Target
-from .values import Finish, LogitsOptions, Request, Rng, Sampling
+from .values import Finish, LogitsOptions, Request, Rng, Sampling, Statistics
 
 CONTEXT_HELP = "tokens looked back at; 0 is all"
 DRAFTER_HELP = (
@@ -181,12 +181,20 @@ def _show_text(events: Iterator[Any]) -> Finish:
             print(
                 f"{event.usage.completion_tokens} tokens, {event.reason}; "
                 f"{stats.rounds} rounds, {stats.accepted} of {stats.drafted} drafts accepted"
+                + _by_position(stats)
                 + ("" if event.seed is None else f"; seed {event.seed}"),
                 file=sys.stderr,
             )
             return event
         print(event.text, end="", flush=True)
     raise AssertionError("a stream ends with Finish")
+
+
+def _by_position(stats: Statistics) -> str:
+    """How many drafts of each position were accepted of how many."""
+    pairs = zip(stats.accepted_by_position, stats.drafted_by_position, strict=True)
+    shares = [f"{accepted}/{drafted}" for accepted, drafted in pairs]
+    return f" (by position {', '.join(shares)})" if shares else ""
 
 
 def _report(finish: Finish) -> dict[str, Any]:

@@ -156,6 +156,8 @@ class Target:
             BadInput: it does not fit this model.
         """
         caches = self._new_caches()
+        if self._quantization is not None and self._quantization.due(processed):
+            self._quantization.converted(caches)
         restore_caches(caches, layout, tensors, processed)
         return self._rows(caches, processed, taps)
 

@@ -12,7 +12,7 @@ from enum import StrEnum
 from typing import Literal, NamedTuple
 
 Lane = Literal["serial", "batch"]
-Drafter = Literal["off", "ngram", "two-model"]
+Drafter = Literal["off", "ngram", "two-model", "mtp", "assistant", "dspark", "deepspec"]
 Mode = Literal["greedy", "positional", "sequential"]
 Style = Literal["once", "stream", "together", "again"]
 """How an HTTP subject is asked: one whole answer, in pieces, beside the other requests of the run,
@@ -20,6 +20,8 @@ or a second time, when it may reuse what it remembers of the first."""
 
 LANES: tuple[Lane, ...] = ("serial", "batch")
 DRAFTERS: tuple[Drafter, ...] = ("off", "ngram", "two-model")
+READERS: tuple[Drafter, ...] = ("mtp", "assistant", "dspark", "deepspec")
+"""Drafters that read the target's hidden states: each is made for one target."""
 DEPTHS = (0, 1, 3, 8)
 MAX_TOKENS = 24
 
@@ -31,6 +33,7 @@ class Source(StrEnum):
     SERVER_DRAFT = "mlx_lm.server --draft-model"
     GENERATE_STEP = "mlx_lm generate_step"
     OWN_PLAIN = "engine without drafter"
+    OWN_ALONE = "engine with one row"
 
 
 class Message(NamedTuple):
@@ -127,10 +130,25 @@ SINGLES: tuple[Sampling, ...] = (
 
 
 @dataclass(frozen=True, slots=True)
+class Row:
+    """One request of a group; `kind` tells it apart there.
+
+    It is handed in when the engine has made `turn` turns; a server is sent all rows at once.
+    """
+
+    kind: str
+    prompt: Prompted
+    sampling: Sampling
+    max_tokens: int
+    turn: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Cell:
     """One point of the product. `kind` names the prompt.
 
-    `style` is how an HTTP subject is asked, which drafts as it likes; None for the engine.
+    `style` is how an HTTP subject is asked, which drafts as it likes; None for the engine. `rows`
+    is the size of the group that the request is a row of; None for a request alone.
     """
 
     model: str
@@ -140,6 +158,7 @@ class Cell:
     sampling: Sampling
     kind: str
     style: Style | None = None
+    rows: int | None = None
 
     @property
     def way(self) -> str:
@@ -147,7 +166,15 @@ class Cell:
         label = self.sampling.label
         if self.style is not None:
             return f"{self.model}/{self.style}/{label}"
-        return f"{self.model}/{self.lane}/{self.drafter}/d{self.depth}/{label}"
+        group = "" if self.rows is None else f"/b{self.rows}"
+        return f"{self.model}/{self.lane}/{self.drafter}/d{self.depth}/{label}{group}"
+
+    @property
+    def column(self) -> str:
+        """What a table says of the lane: the size of a group, too, or how a server is asked."""
+        if self.style is not None:
+            return self.style
+        return self.lane if self.rows is None else f"{self.lane} b{self.rows}"
 
     @property
     def id(self) -> str:
@@ -158,8 +185,9 @@ class Cell:
 class Case:
     """A cell to run: what is asked, whom to believe, which law it proves.
 
-    `traced`: drafts and accepted counts are compared with the oracle's as well.
+    `traced`: drafts and accepted counts are compared with mlx-lm's as well.
     `finish` is what the case claims about the reference's end; None claims nothing.
+    `group` are all rows of the group that the case is one of, in order.
     """
 
     cell: Cell
@@ -170,10 +198,34 @@ class Case:
     max_tokens: int = MAX_TOKENS
     stop: tuple[str, ...] = ()
     finish: Literal["stop", "length"] | None = None
+    group: tuple[Row, ...] = ()
 
     @property
     def id(self) -> str:
         return self.cell.id
+
+    @property
+    def row(self) -> int:
+        """The number of the case's row in its group."""
+        return [row.kind for row in self.group].index(self.cell.kind)
+
+    @property
+    def alone(self) -> Case:
+        """The same request without companions."""
+        return replace(self, cell=replace(self.cell, rows=None), group=())
+
+    @property
+    def together(self) -> tuple[Case, ...]:
+        """The cases of all rows of the group, in order."""
+        return tuple(
+            replace(
+                self,
+                cell=replace(self.cell, kind=row.kind, sampling=row.sampling),
+                prompt=row.prompt,
+                max_tokens=row.max_tokens,
+            )
+            for row in self.group
+        )
 
     @property
     def seed(self) -> int:
@@ -207,7 +259,9 @@ class Question(NamedTuple):
     model: str
     source: Source
     lane: Lane | None
+    drafter: Drafter | None
     depth: int | None
+    group: tuple[Row, ...]
     sampling: Sampling
     prompt: Prompted
     max_tokens: int
@@ -216,13 +270,19 @@ class Question(NamedTuple):
 
 
 def question_of(case: Case) -> Question:
-    """The question behind a case. Only a server has lanes, only a drafting one a depth."""
+    """The question behind a case. Only a server has lanes and companions, only who drafts a depth.
+
+    Which drafter it is, our own stream knows only.
+    """
     on_server = case.source in (Source.SERVER, Source.SERVER_DRAFT)
+    drafts = case.source in (Source.SERVER_DRAFT, Source.OWN_ALONE)
     return Question(
         case.cell.model,
         case.source,
         case.cell.lane if on_server else None,
-        case.cell.depth if case.source is Source.SERVER_DRAFT else None,
+        case.cell.drafter if case.source is Source.OWN_ALONE else None,
+        case.cell.depth if drafts else None,
+        case.group if on_server else (),
         case.cell.sampling,
         case.prompt,
         case.max_tokens,

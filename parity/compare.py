@@ -230,7 +230,7 @@ def whole_failures(expected: Answer, actual: Answer) -> list[Failure]:
         if old is not None and new is not None and old != new
     ]
     if expected.trace is not None:
-        failures += trace_failures(expected.trace, actual)
+        failures += trace_failures(expected.trace, actual) or round_failures(expected, actual)
     return failures
 
 
@@ -271,6 +271,22 @@ def trace_failures(expected: Trace, actual: Answer) -> list[Failure]:
     for position, (was, now) in enumerate(flags):
         if was != now:
             return [Failure("from-draft flag", was, now, position)]
+    return []
+
+
+def round_failures(expected: Answer, actual: Answer) -> list[Failure]:
+    """The first round that drafted or delivered other ids, if the expected answer tells its own.
+
+    It is placed at the first position that the round filled.
+    """
+    position = 0
+    # Their numbers were compared with the traces.
+    for old, new in zip(expected.rounds, actual.rounds, strict=False):
+        if old.draft != new.draft:
+            return [Failure("drafted ids", old.draft, new.draft, position)]
+        if old.emitted != new.emitted:
+            return [Failure("ids of a round", old.emitted, new.emitted, position)]
+        position += len(old.emitted)
     return []
 
 

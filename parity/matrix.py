@@ -7,7 +7,7 @@ a `Hole`: nobody decided. `RULES` decides, first match wins; a hole fails
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import Literal, NamedTuple, Protocol
@@ -18,6 +18,7 @@ from parity.cases import (
     GREEDY,
     LANES,
     MAX_TOKENS,
+    READERS,
     SAMPLINGS,
     Case,
     Cell,
@@ -27,6 +28,7 @@ from parity.cases import (
     Lane,
     Mode,
     Prompted,
+    Row,
     Sampling,
     Source,
     Style,
@@ -64,6 +66,34 @@ class Block:
 
 
 @dataclass(frozen=True, slots=True)
+class Grouping:
+    """Groups of the first prompts, each prompt with a budget of its own, in every way.
+
+    `turns` has the turns at which each group's rows are handed in. Where tokens are drawn, every
+    row has a seed of its own.
+    """
+
+    ways: tuple[Way, ...]
+    prompts: tuple[Prompt, ...]
+    max_tokens: tuple[int, ...]
+    turns: tuple[tuple[int, ...], ...]
+
+    def group(self, way: Way, turns: tuple[int, ...]) -> tuple[Row, ...]:
+        """The rows of one group."""
+        labels = names(self.prompts[: len(turns)]).items()
+        return tuple(
+            Row(kind, text, _seeded(way.sampling, number), self.max_tokens[number], turns[number])
+            for number, (kind, text) in enumerate(labels)
+        )
+
+
+def _seeded(sampling: Sampling, number: int) -> Sampling:
+    # The first row's stream is that of the other cases.
+    greedy = sampling.mode == "greedy"
+    return sampling if greedy else replace(sampling, seed=sampling.seed + number)
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
     """All cells of one model.
 
@@ -75,6 +105,7 @@ class Plan:
     model: str
     blocks: tuple[Block, ...]
     extra: tuple[Extra, ...] = ()
+    groupings: tuple[Grouping, ...] = ()
     claims_ends: bool = False
     traced: bool = True
     on_demand: bool = False
@@ -93,6 +124,7 @@ class Rule:
     depths: frozenset[int] | None = None
     modes: frozenset[Mode] | None = None
     penalized: bool | None = None
+    grouped: bool | None = None
     source: Source | None = None
     law: str = ""
     traced: bool = False
@@ -110,6 +142,7 @@ class Rule:
             and (self.depths is None or cell.depth in self.depths)
             and (self.modes is None or cell.sampling.mode in self.modes)
             and (self.penalized is None or cell.sampling.penalized is self.penalized)
+            and (self.grouped is None or (cell.rows is not None) is self.grouped)
         )
 
 
@@ -122,6 +155,27 @@ RULES: tuple[Rule, ...] = (
         drafters=frozenset({"off"}),
         depths=frozenset({1, 3, 8}),
         reason="drafter off drafts nothing: depth 0 is all there is",
+    ),
+    Rule(
+        grouped=True,
+        drafters=frozenset({"off"}),
+        modes=frozenset({"greedy"}),
+        source=Source.SERVER,
+        law="lossless, solitude",
+    ),
+    Rule(
+        grouped=True,
+        drafters=frozenset({"off"}),
+        modes=frozenset({"positional"}),
+        source=Source.GENERATE_STEP,
+        law="lossless-sampled, solitude",
+    ),
+    # What a drafting row says alone, other cases compare with mlx-lm.
+    Rule(
+        grouped=True,
+        drafters=frozenset({"ngram", "two-model", *READERS}),
+        source=Source.OWN_ALONE,
+        law="solitude",
     ),
     Rule(
         lanes=frozenset({"batch"}),
@@ -143,7 +197,7 @@ RULES: tuple[Rule, ...] = (
         law="lossless",
     ),
     Rule(
-        drafters=frozenset({"off", "ngram"}),
+        drafters=frozenset({"off", "ngram", *READERS}),
         modes=frozenset({"greedy"}),
         source=Source.SERVER,
         law="lossless",
@@ -206,7 +260,7 @@ RULES: tuple[Rule, ...] = (
         law="lossless-sampled",
     ),
     Rule(
-        drafters=frozenset({"ngram", "two-model"}),
+        drafters=frozenset({"ngram", "two-model", *READERS}),
         modes=frozenset({"positional"}),
         source=Source.OWN_PLAIN,
         law="lossless-sampled",
@@ -260,6 +314,30 @@ def names(prompts: Iterable[Prompt]) -> dict[str, Prompted]:
 
 def cells(plan: Plan, rules: Sequence[Rule] = RULES) -> tuple[Case | Empty | Hole, ...]:
     """All cells of a plan, decided, without its named cases."""
+    return (*_single_cells(plan, rules), *_grouped_cells(plan, rules))
+
+
+def _grouped_cells(plan: Plan, rules: Sequence[Rule]) -> Iterator[Case | Empty | Hole]:
+    for grouping in plan.groupings:
+        for way, turns in product(grouping.ways, grouping.turns):
+            group = grouping.group(way, turns)
+            for row in group:
+                cell = Cell(
+                    plan.model,
+                    way.lane,
+                    way.drafter,
+                    way.depth,
+                    row.sampling,
+                    row.kind,
+                    rows=len(group),
+                )
+                decided = decide(
+                    cell, row.prompt, rules, max_tokens=row.max_tokens, traced=plan.traced
+                )
+                yield replace(decided, group=group) if isinstance(decided, Case) else decided
+
+
+def _single_cells(plan: Plan, rules: Sequence[Rule]) -> tuple[Case | Empty | Hole, ...]:
     return tuple(
         decide(
             Cell(plan.model, way.lane, way.drafter, way.depth, way.sampling, kind, way.style),

@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Literal
 
 import fixtures
-from parity.cases import DRAFTERS, Case
+from parity.cases import DRAFTERS, READERS, Case, Drafter
 from parity.errors import BadInput
-from parity.plans import DENSE, FAMILIES, GIVEN, KV_BITS, SMOLLM2, SMOLLM2_F32
+from parity.plans import DENSE, FAMILIES, GIVEN, KV_BITS, READERS_OF, SMOLLM2, SMOLLM2_F32
 
 
 @dataclass(frozen=True, slots=True)
 class Models:
     """A target and, if there is one, a draft model.
 
+    `readers` are the folders of drafters that read this target; None is the target's own layer.
     `name` is how case ids call them; `options` name them on the command line. `kv_bits` quantizes
     keys and values from the first token on, in groups of 64.
     """
@@ -28,6 +29,7 @@ class Models:
     draft: Path | None
     options: tuple[str, ...] = ()
     kv_bits: int | None = None
+    readers: Mapping[Drafter, Path | None] = field(default_factory=dict)
 
     @property
     def brought_along(self) -> bool:
@@ -39,11 +41,17 @@ class Models:
 
 
 def _fixture(name: str) -> Models:
-    return Models(name, fixtures.target_dir(name), fixtures.drafter_dir(f"{name}-draft"))
+    readers = {
+        # The mla target has its own layer for that, among its own files.
+        kind: None if name == "mla" else fixtures.drafter_dir(f"{name}-{kind}")
+        for kind in READERS_OF[name]
+    }
+    draft = fixtures.drafter_dir(f"{name}-draft")
+    return Models(name, fixtures.target_dir(name), draft, readers=readers)
 
 
 def _quantized(name: str, bits: int) -> Models:
-    return replace(_fixture(DENSE), name=name, kv_bits=bits)
+    return replace(_fixture(DENSE), name=name, kv_bits=bits, readers={})
 
 
 def _smollm2(name: str, form: Literal["q4", "f32"]) -> Models:
@@ -102,7 +110,7 @@ def split_drafter(drafter: str | None) -> tuple[str | None, str]:
     if drafter is not None and os.path.isdir(drafter):
         return "two-model", drafter  # what the folder really holds is found out when it is opened
     kind, _, folder = (drafter or "").partition(":")
-    if drafter is not None and kind not in DRAFTERS:
+    if drafter is not None and kind not in (*DRAFTERS, *READERS):
         raise BadInput(
             f"drafter {drafter!r} is not one of {', '.join(DRAFTERS)}, two-model:DIR, DIR"
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import fixtures
@@ -13,12 +13,22 @@ from parity.cases import (
     SAMPLINGS,
     SINGLES,
     Case,
+    Drafter,
     Message,
     Prompted,
     Sampling,
     Style,
 )
-from parity.matrix import EXTRAS, Block, Plan, Prompt, Way, matrix, whole_product
+from parity.matrix import (
+    EXTRAS,
+    Block,
+    Grouping,
+    Plan,
+    Prompt,
+    Way,
+    matrix,
+    whole_product,
+)
 
 DENSE = "dense"
 # Every other kind of state: a ring of window columns, recurrent layers.
@@ -32,6 +42,35 @@ GIVEN = "target"
 """How a model from the command line is called in case ids."""
 
 TOP_P = next(sampling for sampling in SAMPLINGS if sampling.label == "top-p")
+
+READERS_OF: Mapping[str, tuple[Drafter, ...]] = {
+    DENSE: ("dspark",),
+    "sliding": ("assistant", "deepspec"),
+    "hybrid": ("mtp",),
+    "mla": ("mtp",),
+}
+"""Which drafters that read hidden states each fixture has."""
+
+GROUP_TURNS = ((0,), (0, 3), (0, 0, 1, 4), (0, 0, 1, 1, 3, 4, 5, 6))
+"""When the rows of groups of 1, 2, 4 and 8 are handed in: some into a cohort whose prompts are
+being processed, some when others decode."""
+
+GROUP_DRAFTERS: tuple[tuple[Drafter, int], ...] = (("off", 0), ("ngram", 3), ("two-model", 3))
+"""Drafter and depth of a group."""
+
+GROUP_KINDS = (
+    *("novel", "utf8", "repetition", "early-stop"),
+    *("three-windows", "one-token", "scripts", "chat-like"),
+)
+"""Rows in this order, where a fixture has such a prompt: the first two accept different counts."""
+
+GROUP_TOKENS = (24, 15, 20, 9, 12, 16, 7, 11)
+"""Each row's budget, so that rows leave at different times."""
+
+
+READER_TOKENS = (24, 9, *GROUP_TOKENS[2:])
+READER_TURNS = ((0, 2), *GROUP_TURNS[2:])
+"""For drafters that read hidden states, which are so often right that rows end together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +108,12 @@ BUILT_IN = (
 )
 
 
+# Of a real model a token costs much: two short prompts of which each drafter guesses something.
+PAIR = (Text("words", "one two three, one two"), Text("numbers", "1, 2, 3,"))
+PAIR_TOKENS = (5, 3)
+PAIR_TURNS = (0, 1)
+
+
 def ways_of(sampling: Sampling, depth: int = 3) -> tuple[Way, ...]:
     """One way for each drafter and lane."""
     return (
@@ -79,6 +124,43 @@ def ways_of(sampling: Sampling, depth: int = 3) -> tuple[Way, ...]:
         Way("batch", "ngram", depth, sampling),
         Way("batch", "two-model", depth, sampling),
     )
+
+
+def groupings(model: str) -> tuple[Grouping, ...]:
+    """Groups of a fixture's prompts with every drafter; drawn ones of every size on one model.
+
+    How tokens are drawn knows nothing of the kind of state, and time is short.
+    """
+    by_kind = {str(prompt.kind): prompt for prompt in fixtures.prompts(model)}
+    named: list[Prompt] = [by_kind[kind] for kind in GROUP_KINDS if kind in by_kind]
+    prompts = (*named, *BUILT_IN)[: len(GROUP_TOKENS)]
+    sizes = {GREEDY: GROUP_TURNS, TOP_P: GROUP_TURNS if model == DENSE else GROUP_TURNS[2:3]}
+    readers = tuple(
+        Way("batch", drafter, 3, sampling)
+        for drafter in READERS_OF[model]
+        for sampling in (GREEDY, TOP_P)
+    )
+    return (
+        *(
+            Grouping(group_ways(sampling), prompts, GROUP_TOKENS, turns)
+            for sampling, turns in sizes.items()
+        ),
+        Grouping(readers, prompts, READER_TOKENS, READER_TURNS),
+    )
+
+
+def readers(model: str) -> tuple[Way, ...]:
+    """A fixture's drafters that read its hidden states, with one row."""
+    return tuple(
+        Way("serial", drafter, 3, sampling)
+        for drafter in READERS_OF[model]
+        for sampling in (GREEDY, TOP_P)
+    )
+
+
+def group_ways(sampling: Sampling) -> tuple[Way, ...]:
+    """One way for each drafter of a group."""
+    return tuple(Way("batch", drafter, depth, sampling) for drafter, depth in GROUP_DRAFTERS)
 
 
 def dense() -> Plan:
@@ -93,8 +175,10 @@ def dense() -> Plan:
             Block(tuple(dict.fromkeys(penalties)), prompts),
             Block(singles, prompts),
             Block(ways_of(GREEDY), CHAT),
+            Block(readers(DENSE), prompts),
         ),
         EXTRAS,
+        groupings(DENSE),
         claims_ends=True,
     )
 
@@ -104,7 +188,8 @@ def family(model: str) -> Plan:
     greedy = (*ways_of(GREEDY), Way("serial", "ngram", 8, GREEDY), *two_model(GREEDY, 1, 8))
     sampled = ways_of(TOP_P)[:3]
     prompts = fixtures.prompts(model)
-    return Plan(model, (Block(greedy, prompts), Block(sampled, prompts)), claims_ends=True)
+    blocks = (Block(greedy, prompts), Block(sampled, prompts), Block(readers(model), prompts))
+    return Plan(model, blocks, groupings=groupings(model), claims_ends=True)
 
 
 def two_model(sampling: Sampling, *depths: int) -> tuple[Way, ...]:
@@ -129,7 +214,8 @@ def smollm2(model: str = SMOLLM2, *, on_demand: bool = False) -> Plan:
     tokens = len(kept["prompts"][0]["ids"])
     plain = (Way("serial", "off", 0, GREEDY),)
     blocks = (Block(ways_of(GREEDY), texts, tokens), Block(plain, chats, tokens))
-    return Plan(model, blocks, traced=False, on_demand=on_demand)
+    pair = Grouping(group_ways(GREEDY), PAIR, PAIR_TOKENS, (PAIR_TURNS,))
+    return Plan(model, blocks, groupings=(pair,), traced=False, on_demand=on_demand)
 
 
 def given(prompts: Sequence[Prompt], max_tokens: int, depth: int) -> Plan:

@@ -29,8 +29,8 @@ from parity.trace import Answer, Trace
 class References:
     """Oracles on one target: two servers, and mlx-lm in process.
 
-    `subject` answers as the plain stream of an engine, which only the cases of an engine are
-    compared with. A context manager; leaving it stops the servers.
+    `subject` answers as an engine's plain stream, or its stream of one row, which only the cases of
+    an engine are compared with. A context manager; leaving it stops the servers.
     """
 
     def __init__(
@@ -95,6 +95,8 @@ class References:
             return self._generate_step(case)
         if case.source is Source.OWN_PLAIN:
             return self._own_plain(case)
+        if case.source is Source.OWN_ALONE:
+            return self._own_alone(case)
         answer = self._decoded(case, self._served.ask(case).result())
         return self._traced(case, answer) if case.traced else answer
 
@@ -110,6 +112,13 @@ class References:
             raise RuntimeError("no answer without a drafter")
         # What a drafter would have done is no part of the plain stream.
         return replace(answer, trace=None, rounds=())
+
+    def _own_alone(self, case: Case) -> Answer:
+        assert self._subject is not None, "only an engine is compared with its own streams"
+        answer = self._subject.answer(case.alone)
+        if answer is None:
+            raise RuntimeError("no answer without companions")
+        return answer
 
     def _traced(self, case: Case, answer: Answer) -> Answer:
         """Add the rounds of mlx-lm's generator, which must have said what the server said."""

@@ -9,7 +9,7 @@ from typing import Protocol
 from parity.cases import GREEDY, Case, Drafter, Source
 from parity.compare import Comparison, Failure, Measure, Verdict, compare
 from parity.errors import Unusable
-from parity.plans import DENSE, FAMILIES, WINDOW
+from parity.plans import DENSE, FAMILIES, READERS_OF, WINDOW
 from parity.tolerance import Tolerance
 from parity.trace import Answer
 
@@ -74,7 +74,13 @@ class Claim:
 
 def in_running_order(cases: Iterable[Case]) -> list[Case]:
     """The cases ordered so that the engine works while the servers answer, one after the other."""
-    order = (Source.GENERATE_STEP, Source.OWN_PLAIN, Source.SERVER, Source.SERVER_DRAFT)
+    order = (
+        Source.GENERATE_STEP,
+        Source.OWN_PLAIN,
+        Source.OWN_ALONE,
+        Source.SERVER,
+        Source.SERVER_DRAFT,
+    )
     return sorted(cases, key=lambda case: order.index(case.source))
 
 
@@ -115,7 +121,7 @@ def _expected(case: Case, oracle: Oracle) -> Answer:
     except Unusable:
         raise
     except Exception as error:
-        if case.source is Source.OWN_PLAIN:  # that oracle is the engine
+        if case.source in (Source.OWN_PLAIN, Source.OWN_ALONE):  # that oracle is the engine
             raise _BrokeOff(_said(error)) from error
         raise Unusable(f"the oracle of {case.id} broke off: {_said(error)}") from error
 
@@ -201,7 +207,38 @@ def accepts(
 
 def claims(results: Sequence[CaseResult]) -> tuple[Claim, ...]:
     """What the whole matrix claims."""
-    return (*accept_claims(results), *window_claims(results), *sampling_claims(results))
+    return (
+        *accept_claims(results),
+        *window_claims(results),
+        *sampling_claims(results),
+        *group_claims(results),
+    )
+
+
+def group_claims(results: Iterable[CaseResult]) -> tuple[Claim, ...]:
+    """Rows of each group came and went while others decoded, and accepted different counts.
+
+    Else a group would show no more than a row alone. One whose rows all broke off claims in vain.
+    """
+    groups: dict[str, list[CaseResult]] = {}
+    for result in results:
+        if result.case.cell.rows is not None and result.case.cell.rows > 1:
+            groups.setdefault(result.case.cell.way, []).append(result)
+    return tuple(_group_claim(way, members) for way, members in groups.items())
+
+
+def _group_claim(way: str, members: Sequence[CaseResult]) -> Claim:
+    name = f"claims/{way}"
+    answers = [result.actual for result in members if result.actual is not None]
+    company = next((answer.company for answer in answers if answer.company is not None), None)
+    if company is None:
+        return Claim(name, False, f"rows of {way} share rounds: no row tells of any")
+    met = company.joined > 0 and company.left > 0
+    said = f"rows of {way} join ({company.joined}) and leave ({company.left}) while others decode"
+    if members[0].case.cell.drafter != "off":
+        met = met and company.ragged > 0
+        said += f", and accept different counts ({company.ragged} of {company.rounds} rounds)"
+    return Claim(name, met, said)
 
 
 DRAFTING: tuple[Drafter, ...] = ("ngram", "two-model")
@@ -210,7 +247,7 @@ DRAFTING: tuple[Drafter, ...] = ("ngram", "two-model")
 def accept_claims(
     results: Sequence[CaseResult], models: Sequence[str] = (DENSE, *FAMILIES)
 ) -> tuple[Claim, ...]:
-    """Every kind of accept occurs on every fixture, for both drafters."""
+    """Every kind of accept occurs on every fixture, for every drafter that it has."""
     return tuple(
         Claim(
             f"claims/{model}/{drafter}/{kind}-accept",
@@ -218,7 +255,7 @@ def accept_claims(
             f"some round of drafter {drafter} on {model} ends in a {kind} accept",
         )
         for model in models
-        for drafter in DRAFTING
+        for drafter in (*DRAFTING, *READERS_OF[model])
         for kind in ACCEPTS
     )
 

@@ -24,7 +24,7 @@ from parity.report.files import check_folder, check_writable, write_whole
 from parity.report.table import capability_table, show, verdict_line
 from parity.report.words import Setting, exit_code
 from parity.report.write import write_report
-from parity.runner import CaseResult, Claim, by_prompt, claims, in_running_order
+from parity.runner import CaseResult, Claim, by_prompt, claims, group_claims, in_running_order
 from parity.session import open_session
 
 
@@ -99,7 +99,8 @@ def execute(
 ) -> int:
     """Run cases on the engine, or on the subject `at` an address; return the exit code.
 
-    `whole`: these are all cases of the matrix, so that its claims are judged too.
+    `whole`: these are all cases of the matrix, so that its claims are judged too. Those about a
+    group are judged whenever a row of it was a case: the group ran with all its rows.
 
     Raises:
         BadInput, Unusable: see `session.open_session` and `remote.session.open_remote`.
@@ -116,8 +117,7 @@ def execute(
             _run_model(
                 models_of(model), ordered, at, found, console, lambda: progress.advance(task)
             )
-    if whole:
-        found.claims += claims(found.results)
+    found.claims += claims(found.results) if whole else group_claims(found.results)
     made_with = environment()
     show(found.results, found.claims, made_with, found.settings, console, found.not_checked)
     outputs.write(

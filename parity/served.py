@@ -1,7 +1,8 @@
 """The two servers: started when first asked, asked in a thread of their own, always stopped.
 
-One request is under way at a time, so that a server sees what a single caller would send it. The
-thread touches no MLX and no tokenizer; while it waits, the engine computes.
+One request is under way at a time, so that a server sees what a single caller would send it; but
+the rows of a group are sent at once, so that its batches hold them all. The threads touch no MLX
+and no tokenizer; while they wait, the engine computes.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from threading import Barrier
 from types import TracebackType
 
 from oracle.client import Client, Options, OracleError
@@ -77,8 +79,21 @@ class Served:
         if question not in self._asked:
             for string in case.stop:
                 self._stops[string] = self._encode(string)
-            self._asked[question] = self._thread.submit(self._answer, case)
+            if case.group:
+                self._ask_together(case.together)
+            else:
+                self._asked[question] = self._thread.submit(self._answer, case)
         return self._asked[question]
+
+    def _ask_together(self, cases: Sequence[Case]) -> None:
+        answers = self._thread.submit(self._answers, cases)
+
+        def answer(row: int) -> Answer:
+            return answers.result()[row]
+
+        for row, case in enumerate(cases):
+            # Behind the group in the queue of one thread, so there is nothing to wait for.
+            self._asked[question_of(case)] = self._thread.submit(answer, row)
 
     def check_alive(self) -> None:
         """Raise `Unusable` if a server that was started is no longer there, or failed to answer."""
@@ -103,6 +118,18 @@ class Served:
             # Known at once to whoever asks next, whatever they ask, and no server starts again.
             self._failure = error
             raise
+
+    def _answers(self, cases: Sequence[Case]) -> list[Answer]:
+        """The answers to requests that are under way together."""
+        start = Barrier(len(cases))
+
+        def ask(case: Case) -> Answer:
+            start.wait()
+            return self._answer(case)
+
+        self._started(cases[0].source)  # once, and not by each of them
+        with ThreadPoolExecutor(len(cases)) as threads:
+            return list(threads.map(ask, cases))
 
     def _complete(self, case: Case) -> Answer:
         client = self._client(case.source)

@@ -87,7 +87,7 @@ def open_session(models: Models) -> Iterator[Session]:
         device.apply()
         stored = None if models.kv_bits is None else KVQuantization(models.kv_bits, start=0)
         engine_target = Target.load(models.target, quantization=stored)
-        subject = Once(EngineSubject.open(engine_target, models.draft))
+        subject = Once(EngineSubject.open(engine_target, models.draft, models.readers))
         target = load(models.target, lazy=True)
         draft = None if models.draft is None else load(models.draft, lazy=True)
     except (EngineBadInput, ValueError) as error:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from engine import (
@@ -19,6 +19,7 @@ from engine import (
 )
 from parity.asking import encode
 from parity.cases import Case, Drafter
+from parity.grouped import Events, Gathering, gather
 from parity.runner import Subject
 from parity.trace import Answer, Round, Trace
 
@@ -29,16 +30,27 @@ class EngineSubject:
     def __init__(self, target: Target, drafters: Mapping[Drafter, DraftProvider | None]) -> None:
         self._target = target
         self._drafters = drafters
+        self._gatherings: dict[tuple[object, ...], Gathering] = {}
 
     @classmethod
-    def open(cls, target: Target, draft_dir: Path | None) -> EngineSubject:
-        """The engine with the matrix's drafters; without `draft_dir` there is no two-model one."""
+    def open(
+        cls,
+        target: Target,
+        draft_dir: Path | None,
+        readers: Mapping[Drafter, Path | None] | None = None,
+    ) -> EngineSubject:
+        """The engine with the matrix's drafters; without `draft_dir` there is no two-model one.
+
+        `readers` are the folders of those that read the target; None is a layer of its own.
+        """
         drafters: dict[Drafter, DraftProvider | None] = {
             "off": None,
             "ngram": open_drafter("ngram", target),
         }
         if draft_dir is not None:
             drafters["two-model"] = open_drafter(f"two-model:{draft_dir}", target)
+        for kind, folder in (readers or {}).items():
+            drafters[kind] = open_drafter(kind if folder is None else f"{kind}:{folder}", target)
         return cls(target, drafters)
 
     def answer(
@@ -59,26 +71,46 @@ class EngineSubject:
             return None
         if budget == 0:
             return Answer(origin, given, "", "length", len(prompt), len(given), ())
-        request = Request(
-            prompt=prompt + given,
-            max_tokens=budget,
+        if case.group:
+            gathering = self._gather(case, drafter, depth, given)
+            events = gathering.rows[case.row]
+            if isinstance(events, Exception):
+                raise events
+            answer = _answer(f"{origin}, {len(case.group)} rows", len(prompt), given, events)
+            return replace(answer, company=gathering.company)
+        request = self._request(case, given)
+        events = tuple(generate(self._target, request, self._drafters[drafter], depth=depth))
+        return _answer(origin, len(prompt), given, events)
+
+    def _gather(
+        self, case: Case, drafter: Drafter, depth: int, given: tuple[int, ...]
+    ) -> Gathering:
+        """Run a case's group, which is one run for all its rows, unless one starts elsewhere."""
+        key = (case.group, drafter, depth, given and (case.row, given))
+        if key not in self._gatherings:
+            requests = [
+                (row.turn, self._request(one, given if one.id == case.id else ()))
+                for row, one in zip(case.group, case.together, strict=True)
+            ]
+            provider = self._drafters[drafter]
+            self._gatherings[key] = gather(self._target, provider, depth, requests)
+        return self._gatherings[key]
+
+    def _request(self, case: Case, given: tuple[int, ...]) -> Request:
+        return Request(
+            prompt=tuple(encode(self._target, case.prompt)) + given,
+            max_tokens=case.max_tokens - len(given),
             sampling=_engine_sampling(case),
             stop_strings=case.stop,
             first_step=len(given),
         )
-        events: list[TokenEvent] = []
-        for event in generate(self._target, request, self._drafters[drafter], depth=depth):
-            if isinstance(event, Finish):
-                return _answer(origin, len(prompt), given, events, event)
-            events.append(event)
-        raise RuntimeError(f"{origin}: the stream ended without a Finish")
 
 
 class Once:
     """A subject that is asked each question once.
 
     An engine in process knows no lanes: the cases of both lanes judge one and the same run of it,
-    each by its own oracle.
+    each by its own oracle. A row of a group is another question than the same request alone.
     """
 
     def __init__(self, subject: Subject) -> None:
@@ -95,7 +127,7 @@ class Once:
     ) -> Answer | None:
         drafter = case.cell.drafter if drafter is None else drafter
         depth = case.cell.depth if depth is None else depth
-        asked = (case.cell.sampling, case.prompt, case.max_tokens, case.stop)
+        asked = (case.cell.sampling, case.prompt, case.max_tokens, case.stop, case.group)
         key = (*asked, drafter, depth, given)
         if key not in self._answers:
             self._answers[key] = self._subject.answer(
@@ -126,10 +158,13 @@ def _answer(
     origin: str,
     prompt_tokens: int,
     given: tuple[int, ...],
-    events: list[TokenEvent],
-    finish: Finish,
+    seen: Events,
 ) -> Answer:
-    """What a consumer of the stream saw, which must be what `finish` sums up."""
+    """What a consumer of the stream saw, which must be what its `Finish` sums up."""
+    finish = seen[-1] if seen else None
+    if not isinstance(finish, Finish):
+        raise RuntimeError(f"{origin}: the stream ended without a Finish")
+    events = [event for event in seen if isinstance(event, TokenEvent)]
     streamed = "".join(event.text for event in events) + finish.tail
     if streamed != finish.text:
         raise RuntimeError(f"{origin}: streamed {streamed!r} but finished with {finish.text!r}")

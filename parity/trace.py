@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 UNFINISHED = "\ufffd"
@@ -30,6 +30,21 @@ class Trace:
 
 
 @dataclass(frozen=True, slots=True)
+class Company:
+    """What a group did as a whole.
+
+    `ragged` counts the rounds in which rows accepted different counts, `joined` the rows that came
+    when others had begun to decode, `left` those that ended while others went on.
+    """
+
+    rows: int
+    rounds: int
+    ragged: int
+    joined: int
+    left: int
+
+
+@dataclass(frozen=True, slots=True)
 class Answer:
     """One answer. `ids` are content: without a terminal EOS and without a stop string's tokens.
 
@@ -40,6 +55,8 @@ class Answer:
 
     `decodings` are further texts of the very same ids: a server may lose text it holds back when a
     stop ends an answer, or leave out a first space (known deviation D21 of mlx_lm.server).
+
+    `company` is what became of the group that the answer was a row of.
     """
 
     origin: str
@@ -53,6 +70,7 @@ class Answer:
     rounds: tuple[Round, ...] = ()
     decodings: tuple[str, ...] = ()
     mapped: bool = False
+    company: Company | None = None
 
     def may_read(self, text: str, *, mapped: bool) -> bool:
         """Whether an answer of the same ids may have this text.
@@ -76,3 +94,25 @@ def round_of(rounds: Sequence[Round], position: int) -> int | None:
         if position < emitted:
             return number
     return len(rounds) - 1 if rounds else None
+
+
+def company_of(rows: int, rounds: Sequence[Mapping[int, int]]) -> Company:
+    """What a group of `rows` requests did in rounds of accepted counts by request.
+
+    Requests that never shared a round neither joined nor left one another.
+    """
+    first: dict[int, int] = {}
+    last: dict[int, int] = {}
+    for number, accepted in enumerate(rounds):
+        for request in accepted:
+            first.setdefault(request, number)
+            last[request] = number
+    return Company(
+        rows,
+        len(rounds),
+        ragged=sum(len(set(accepted.values())) > 1 for accepted in rounds),
+        joined=sum(
+            any(first[mate] < number for mate in rounds[number]) for number in first.values()
+        ),
+        left=sum(any(last[mate] > number for mate in rounds[number]) for number in last.values()),
+    )

@@ -1,1 +1,5 @@
-"""What proposes tokens. Read `source.py` (the seam) first, then `ngram.py`, then `two_model.py`."""
+"""What proposes tokens.
+
+Read `source.py` (the seam) first, then `ngram.py`, `two_model.py`, and `assistant.py` with
+`assistant_model.py`, which borrows the target's keys and values.
+"""

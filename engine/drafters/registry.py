@@ -9,6 +9,7 @@ from typing import Any
 
 from ..errors import BadInput
 from ..target import Target, check_folder
+from .assistant import AssistantProvider
 from .glm_mtp import MODEL_TYPE as GLM
 from .glm_mtp import has_glm_mtp, open_glm_mtp
 from .ngram import NgramProvider
@@ -24,6 +25,7 @@ Opener = Callable[[Path, Target], DraftProvider]
 OPENERS: Mapping[str, Opener] = {
     "two-model": lambda folder, target: TwoModelProvider(Target.load(folder), target),
     "mtp": open_qwen_mtp,
+    "assistant": AssistantProvider,
 }
 
 
@@ -83,8 +85,9 @@ def open_drafter(spec: str, target: Target) -> DraftProvider | None:
         raise BadInput(f"drafter {spec!r} needs a folder: {kind or 'KIND'}:DIR")
     folder = Path(path)
     if not os.path.exists(folder):
+        kinds = ", ".join(f"{known}:DIR" for known in OPENERS)
         raise BadInput(
-            f"drafter folder {path} does not exist (drafters: off, ngram, mtp, two-model:DIR, DIR)"
+            f"drafter folder {path} does not exist (drafters: off, ngram, mtp, {kinds}, DIR)"
         )
     found = detect_kind(folder)
     if kind and kind != found:

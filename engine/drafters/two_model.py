@@ -187,7 +187,10 @@ class TwoModelProvider:
 
     @property
     def cannot_share(self) -> tuple[str, ...]:
-        return self._draft.cannot_share
+        # Where some rows lag and some do not, a window is kept in part.
+        names = self._draft.new_rows().cannot_roll_back
+        kept = tuple(f"cache kind {name} has no rollback" for name in names)
+        return (*self._draft.cannot_share, *kept)
 
     @property
     def weights_bytes(self) -> int:

@@ -21,6 +21,7 @@ from mlx_lm.models.cache import (
     RotatingKVCache,
 )
 
+from ..errors import LawError
 from .columns import Columns, Place, QuantizedColumns
 from .layouts import Cache, handle, leaves
 
@@ -37,7 +38,13 @@ def no_row_form(caches: Sequence[Cache]) -> tuple[str, ...]:
 
 
 def lifted(caches: Sequence[Cache]) -> list[Cache]:
-    """One row's native caches as caches of many rows, of which there is one."""
+    """One row's native caches as caches of many rows, of which there is one.
+
+    Raises:
+        LawError: a kind among them cannot stand beside other rows.
+    """
+    if names := no_row_form(caches):
+        raise LawError(f"cache kind {', '.join(names)} has no row layout")
     places: list[Place] = []
 
     def place_for(place: Place) -> Place:
@@ -68,14 +75,23 @@ def selected(caches: Sequence[Cache], keep: Sequence[int]) -> list[Cache]:
 
 
 def joined(ours: Sequence[Cache], theirs: Sequence[Cache], counts: tuple[int, int]) -> list[Cache]:
-    """Their rows behind ours; `counts` are the numbers of rows."""
-    places: dict[int, Place] = {}
+    """Their rows behind ours; `counts` are the numbers of rows.
+
+    Raises:
+        LawError: a layer of theirs is of another kind than ours.
+    """
+    places: dict[tuple[int, int], Place] = {}
     others = iter(leaves(theirs))
 
     def join(leaf: Cache) -> Cache:
         other = next(others)
+        if type(leaf) is not type(other):
+            kinds = f"{type(leaf).__name__} and {type(other).__name__}"
+            raise LawError(f"rows of {kinds} cannot be joined")
         if isinstance(leaf, Columns):
-            place = places.setdefault(id(leaf.place), leaf.place.joined(other.place))
+            # Layers that stand alike on one side may stand otherwise on the other.
+            key = (id(leaf.place), id(other.place))
+            place = places.setdefault(key, leaf.place.joined(other.place))
             return leaf.joined(place, other)
         return _recurrent(
             [_stacked(a, b, counts) for a, b in zip(leaf.cache, other.cache, strict=True)]

@@ -58,16 +58,16 @@ def prove_rows(
 ) -> str | None:
     """Whether rows of different lengths can share forwards; None, or the reason why not.
 
-    Three rows, one of them new, append a window, keep each another part of it and append a token.
-    Their logits and what stays are those of rows on their own.
+    Four rows, one of them new and one of a single token, append a window, keep each another part of
+    it and append a token. Their logits and what stays are those of rows on their own.
     """
 
     def alone() -> Rows:
         return Rows(model, make_caches(), replayer=replayer)
 
     prefixes, window = (
-        [PREFIX, PREFIX[1:2] * 5, ()],
-        (WINDOW, WINDOW[::-1], WINDOW[1:] + WINDOW[:1]),
+        [PREFIX, PREFIX[1:2] * 5, PREFIX[:1], ()],
+        (WINDOW, WINDOW[::-1], WINDOW[1:] + WINDOW[:1], WINDOW[2:] + WINDOW[:2]),
     )
     try:
         truths, many = [alone() for _ in prefixes], alone()
@@ -79,8 +79,8 @@ def prove_rows(
                     rows.forward(mx.array([prefix]))
             many = many.joined(own) if number else own
         steps = [
-            (mx.array(window), (4, 1, 2) if speculates else (4, 4, 4)),
-            (mx.array([[3]] * 3), (1, 1, 1)),
+            (mx.array(window), (4, 1, 2, 3) if speculates else (4,) * 4),
+            (mx.array([[3]] * 4), (1,) * 4),
         ]
         for tokens, keeps in steps:
             many.begin()

@@ -39,8 +39,12 @@ class KVQuantization:
             raise BadInput(f"quantized_kv_start must be at least 0, got {self.start}")
 
     def due(self, processed: int) -> bool:
-        """Whether a row of that many tokens is to be stored in few bits."""
-        return processed >= self.start
+        """Whether a row of that many tokens is stored in few bits, which one without any is not."""
+        return processed >= max(1, self.start)
+
+    def converted(self, caches: list[Cache]) -> None:
+        """Replace a row's empty native caches by those that it has once it is due."""
+        maybe_quantize_kv_cache(caches, 0, self.group_size, self.bits)
 
     def convert(self, caches: list[Cache], processed: Sequence[int]) -> None:
         """Replace the list's entries that have reached `start`.

@@ -212,16 +212,16 @@ class _Watched:
         return getattr(self._model, name)
 
 
-def forward_side(models: Models, prompt: Ids, *, repeats: int = 10) -> Side:
-    """Seconds of one plain forward of the target behind a short prompt."""
-    caches = make_prompt_cache(models.target.model)
-    drain(Rows(models.target.model, caches), None, prompt)
+def forward_side(target: Target, prompt: Ids, *, repeats: int = 10) -> Side:
+    """Seconds of one plain forward behind a short prompt."""
+    caches = make_prompt_cache(target.model)
+    drain(Rows(target.model, caches), None, prompt)
     token = _ids(prompt[-1])
 
     def side(_number: int) -> float:
         start = time.perf_counter()
         for _ in range(repeats):
-            mx.eval(models.target.model(token, cache=caches))
+            mx.eval(target.model(token, cache=caches))
             trim_prompt_cache(caches, 1)
         return (time.perf_counter() - start) / repeats
 

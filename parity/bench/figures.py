@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from parity.bench import cheap
 from parity.bench.costs import (
     Kind,
     Shares,
@@ -42,8 +43,11 @@ ROUND = Goal("P2", "at most", 1.10)
 HOST = Goal("P2", "at most", 0.02)
 BATCH = Goal("P3", "at least", 0.95)
 IN_GROUP = {4: Goal("P3", "at least", 2.5), 8: Goal("P3", "at least", 3.5)}
+SPEEDUP = Goal("P5", "at least", 1.3)
+CHEAP = Goal("P5", "at most", 0.3)
+RIGHT = Goal("P5", "at least", 0.8)
 NGRAM = Goal("P12", "at most", 0.01)
-GOALS = ("P1", "P2", "P3", "P12")
+GOALS = ("P1", "P2", "P3", "P5", "P12")
 
 DEPTHS = (0, 1, 3, 7)
 ROUNDS: tuple[tuple[Kind, int], ...] = (
@@ -103,8 +107,10 @@ def measure(models: Models, setting: Setting, goals: Sequence[str] = GOALS) -> I
             yield _host_work(models, kind, depth, setting)
     if "P3" in goals:
         yield from _groups(models, setting)
+    if "P5" in goals:
+        yield from _speedup(cheap.cheap_pair(models), setting)
     if "P12" in goals:
-        forward = forward_side(models, setting.prompts[0])
+        forward = forward_side(models.target, setting.prompts[0])
         vocab_size = models.target.vocab_size
         for name, side in (
             ("push + propose", proposal_side(setting.history, vocab_size)),
@@ -122,6 +128,25 @@ def _like_for_like(what: str, theirs: Loop, ours: Loop, depth: int, setting: Set
     )
     name = f"{what}, {_name('two-model' if depth else 'off', depth)}"
     return _figure(LIKE_FOR_LIKE, name, "mlx-lm", "engine", over, under, setting)
+
+
+def _speedup(models: Models, setting: Setting) -> Iterator[Measured]:
+    """Plain text against the same text with drafts; and what the drafts are like that it takes."""
+    name = _name("two-model", cheap.DEPTH)
+    expected = [engine_ids(models, 0)(prompt, setting.budget) for prompt in setting.prompts]
+    plain, drafted = (
+        timed(engine_ids(models, depth), setting.prompts, expected, setting.budget)
+        for depth in (0, cheap.DEPTH)
+    )
+    yield _figure(SPEEDUP, f"cheap {name}", "plain", "with drafts", plain, drafted, setting)
+    draft, target = (
+        forward_side(model, setting.prompts[0]) for model in (models.draft, models.target)
+    )
+    yield _figure(CHEAP, "its cost", "draft step", "target step", draft, target, setting)
+    counts = cheap.accepted(models, setting.prompts, setting.budget)
+    pairs = tuple(counts[i % len(counts)] for i in range(setting.num_pairs))
+    figure = Figure(RIGHT, "its acceptance", "accepted", "drafted", pairs)
+    yield Measured(figure, os.getloadavg()[0])
 
 
 def _groups(models: Models, setting: Setting) -> Iterator[Measured]:

@@ -69,7 +69,10 @@ def waits_per_round(runs: Sequence[Shares]) -> float:
 def document(
     measured: Sequence[Measured], setting: Setting, environment: Mapping[str, str | int]
 ) -> dict[str, Any]:
-    """Everything, pair by pair, as one JSON object. Seconds throughout."""
+    """Everything, pair by pair, as one JSON object.
+
+    Pairs are seconds, but for the one figure about acceptance: there they count drafts.
+    """
     return {
         "schema": SCHEMA,
         "environment": dict(environment),

@@ -17,6 +17,7 @@ from parity.asking import asked_of
 from parity.cases import Case
 from parity.compare import Failure, Tie
 from parity.errors import BadInput
+from parity.report.acceptance import acceptances
 from parity.report.files import write_whole
 from parity.report.words import (
     Setting,
@@ -29,7 +30,7 @@ from parity.report.words import (
 from parity.runner import CaseResult, Claim
 from parity.trace import Answer, Round
 
-SCHEMA = 2
+SCHEMA = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +66,7 @@ def document(
 ) -> dict[str, Any]:
     """A whole run as one JSON object.
 
+    `acceptance` counts drafts by position, for each model, drafter and depth that drafted.
     `capabilities` are what the subject was found to do, each with `name`, `value` and `note`;
     `not_checked` says in sentences what this run leaves open.
     """
@@ -72,6 +74,7 @@ def document(
         model: Setting(cache(setting.decode), setting.options)
         for model, setting in settings.items()
     }
+    cases = {r.case.id: _case(r, known[r.case.cell.model]) for r in results}
     return {
         "schema": SCHEMA,
         "environment": dict(environment),
@@ -79,7 +82,8 @@ def document(
         "options": [o for setting in settings.values() for o in setting.options],
         "summary": closing_line(results, claims),
         "exit_code": exit_code(results, claims),
-        "cases": {r.case.id: _case(r, known[r.case.cell.model]) for r in results},
+        "cases": cases,
+        "acceptance": [asdict(one) for one in acceptances(cases.values())],
         "claims": {claim.id: {"met": claim.met, "text": claim.text} for claim in claims},
         "capabilities": [dict(one) for one in capabilities],
         "not_checked": list(not_checked),
@@ -93,7 +97,9 @@ def asked(case: Case) -> dict[str, Any]:
         "id": case.id,
         "model": case.cell.model,
         # How an HTTP subject is asked takes the lane's place; what it drafts with is its own.
-        "lane": case.cell.style or case.cell.lane,
+        "lane": case.cell.column,
+        "rows": case.cell.rows,
+        "turn": case.group[case.row].turn if case.group else None,
         "drafter": "its own" if case.cell.style else case.cell.drafter,
         "depth": case.cell.depth,
         "sampling": sampling.name,
@@ -195,6 +201,7 @@ def _answer(answer: Answer | None, decode: Callable[[int], str]) -> dict[str, An
         "prompt_tokens": answer.prompt_tokens,
         "completion_tokens": answer.completion_tokens,
         "rounds": [[list(r.draft), r.accepted, list(r.emitted)] for r in answer.rounds],
+        "company": None if answer.company is None else asdict(answer.company),
     }
 
 

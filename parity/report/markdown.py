@@ -11,6 +11,7 @@ from typing import Any
 
 from parity.compare import Verdict
 from parity.report.facts import Case, cases_of, count, grouped, unmet, verdict_sentence
+from parity.report.groups import Group, groups
 from parity.report.text import one_line, visible
 
 MAX_DIFFERENCES = 20
@@ -35,6 +36,8 @@ def render(run: Mapping[str, Any]) -> str:
     if open_cases:
         shown = ", ".join(map(code, open_cases[:MAX_DIFFERENCES]))
         parts += ["### Inconclusive", _of(shown, len(open_cases))]
+    if found := groups(cases):
+        parts += ["### Groups", _groups(found)]
     missing = unmet(run)
     if missing:
         lines = [f"- {code(name)}: {_plain(text)}" for name, text in missing.items()]
@@ -84,6 +87,24 @@ def _table(cases: list[Case]) -> str:
             *(code(name, in_table=True) for name in (model, drafter)),
             *map(str, (depth, n.cases, n.equal, n.tied, n.different, n.inconclusive)),
             f"{n.checked}/{n.total}",
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _groups(found: list[Group]) -> str:
+    """Ragged rounds had rows that accepted different counts; joined and left is while decoding."""
+    lines = [
+        "| model | drafter | depth | sampling | rows | equal | rounds | ragged | joined | left |",
+        "| --- | --- | ---: | --- | ---: | ---: | ---: | ---: | ---: | ---: |",
+    ]
+    for one in found:
+        cells = [
+            *(code(name, in_table=True) for name in (one.model, one.drafter)),
+            str(one.depth),
+            code(one.sampling, in_table=True),
+            *(str(one.rows), f"{one.equal}/{one.cases}"),
+            *map(str, (one.rounds, one.ragged, one.joined, one.left)),
         ]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)

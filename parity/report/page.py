@@ -24,6 +24,7 @@ from parity.report.facts import (
     state,
     verdict_sentence,
 )
+from parity.report.groups import groups
 from parity.report.partings import partings
 from parity.report.text import visible
 
@@ -79,6 +80,7 @@ def render(run: Mapping[str, Any]) -> str:
             unequal=[case for verdict, group in ordered[:-1] for case in group],
             equal=ordered[-1][1],
             acceptances=acceptances(cases),
+            groups=groups(cases),
             marks=MARKS,
         )
         .lstrip()

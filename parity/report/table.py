@@ -88,8 +88,8 @@ def summary(results: Sequence[CaseResult]) -> Table:
 def _row(result: CaseResult) -> Row:
     cell = result.case.cell
     if cell.style is not None:  # what a server drafts with is its own
-        return cell.model, cell.style, "", "", cell.sampling.label
-    return cell.model, cell.lane, cell.drafter, str(cell.depth), cell.sampling.label
+        return cell.model, cell.column, "", "", cell.sampling.label
+    return cell.model, cell.column, cell.drafter, str(cell.depth), cell.sampling.label
 
 
 def _count(results: Sequence[CaseResult], verdict: Verdict) -> int:

@@ -14,12 +14,13 @@ FAMILIES = ("dense", "sliding", "hybrid", "mla")
 DRAFTERS = ("off", "ngram", "two-model")
 PAIRS = (
     *((family, kind) for family in FAMILIES for kind in DRAFTERS),
+    ("sliding", "assistant"),
     ("hybrid", "mtp"),
     ("mla", "mtp"),
 )
 """Each family with each drafter that fits it."""
 
-FOLDERS = {"two-model": "draft", "mtp": "mtp"}
+FOLDERS = {"two-model": "draft", "assistant": "assistant", "mtp": "mtp"}
 """What a kind's fixture is called behind its target's name."""
 
 OWN = (("mla", "mtp"),)

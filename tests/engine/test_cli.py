@@ -51,6 +51,26 @@ def test_drafters_give_the_same_tokens(sampling: tuple[str, ...]) -> None:
     assert answers[2]["statistics"]["drafted"] > 0
 
 
+def test_statistics_are_by_position_for_every_drafter() -> None:
+    """As JSON, and in the line behind a text; the sums are the totals."""
+    sliding = str(fixtures.target_dir("sliding"))
+    for target, drafter in (
+        (TARGET, "off"),
+        (TARGET, "ngram"),
+        (TARGET, f"two-model:{DRAFT}"),
+        (sliding, f"assistant:{fixtures.drafter_dir('sliding-assistant')}"),
+    ):
+        base = ("--target", target, "--drafter", drafter, "--depth", "3", "--max-tokens", "24")
+        done = run(*base, "--prompt", "Name: Anna. Say it again: ", "--json")
+        told = json.loads(done.stdout)["statistics"]
+        by_position = told["accepted_by_position"], told["drafted_by_position"]
+        assert [sum(counts) for counts in by_position] == [told["accepted"], told["drafted"]]
+        shares = ", ".join(f"{a}/{d}" for a, d in zip(*by_position, strict=True))
+        line = run(*base, "--prompt", "Name: Anna. Say it again: ").stderr
+        assert (f"(by position {shares})" in line) is (drafter != "off")
+        assert (told["drafted"] > 0) is (drafter != "off")
+
+
 def test_text_streams_to_stdout_and_the_summary_to_stderr() -> None:
     done = run("--target", TARGET, "--prompt", "Name: Anna. Say it again: ", "--max-tokens", "8")
     assert (done.returncode, len(done.stderr.splitlines())) == (0, 1)

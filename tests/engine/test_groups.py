@@ -44,6 +44,9 @@ from .test_adapters import fresh, write_adapter
 SCHEDULES = 42
 """Per family and drafter: more than 500 in all."""
 
+ROUNDING = {"sliding": 1e-3, "mla": 1e-3}
+"""How far log-probabilities may be off: there, the width of a forward changes rounding."""
+
 
 @st.composite
 def schedules(draw: st.DrawFn) -> list[tuple[str, int]]:
@@ -86,7 +89,8 @@ def test_a_row_is_served_as_if_alone(family: str, kind: str) -> None:
             else:
                 got = last(list(stream))
                 assert same(got, own.alone[number]), (number, got, own.alone[number])
-                assert got.logprobs == pytest.approx(own.alone[number].logprobs, abs=1e-4)
+                off = ROUNDING.get(family, 0.0)
+                assert got.logprobs == pytest.approx(own.alone[number].logprobs, rel=0.0, abs=off)
 
     run()
 

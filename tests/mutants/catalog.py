@@ -47,12 +47,14 @@ class SuiteMutant:
 
 GREEDY_3 = "dense/serial/two-model/d3/greedy/repetition"
 
+GROUP = "dense/batch/two-model/d3/{}/b8/{}"
+
 ENGINE = (
     EngineMutant(
         "rollback one too far",
         "engine/rounds.py",
-        "self._target.resolve([1 + kept for kept in retained])",
-        "self._target.resolve([max(kept, 1) for kept in retained])",
+        "self.target.resolve([1 + kept for kept in retained])",
+        "self.target.resolve([max(kept, 1) for kept in retained])",
         GREEDY_3,
     ),
     EngineMutant(
@@ -65,16 +67,16 @@ ENGINE = (
     EngineMutant(
         "pending fed twice",
         "engine/rounds.py",
-        "return mx.concatenate([pending, mx.where(usable, draft.tokens, pending)], axis=1)",
-        "self._target.forward(pending)\n"
-        "        return mx.concatenate([pending, mx.where(usable, draft.tokens, pending)], axis=1)",
+        "return mx.concatenate([pending, mx.where(usable, tokens, pending)], axis=1)",
+        "self.target.forward(pending)\n"
+        "        return mx.concatenate([pending, mx.where(usable, tokens, pending)], axis=1)",
         GREEDY_3,
     ),
     EngineMutant(
         "last prompt token fed twice",
         "engine/prefill.py",
-        'known = prompt[:-1] if mode == "tail-split" else prompt',
-        "known = prompt",
+        "len(p.tokens) - p.processed - (not self._full)",
+        "len(p.tokens) - p.processed",
         "dense/serial/off/d0/greedy/novel",
     ),
     EngineMutant(
@@ -124,16 +126,16 @@ ENGINE = (
     EngineMutant(
         "feed rule broken: the last draft is not fed after a full accept",
         "engine/drafters/two_model.py",
-        "self._lag = drafted.tokens[:, depth - 1 :] if 0 < depth == kept else None",
-        "self._lag = None",
+        "self._lag = Lag(full, drafted.tokens[:, depth - 1 :])",
+        "self._lag = Lag.none(self.row_count)",
         GREEDY_3,
         says=("round ", "position ", "(drafted, accepted)", "expected ", "got ", "emitted "),
     ),
     EngineMutant(
         "draft state keeps a rejected token",
         "engine/drafters/two_model.py",
-        "state.resolve([lag + 1 + min(kept, max(depth - 1, 0))])",
-        "state.resolve([lag + max(depth, 1)])",
+        "self._state.resolve([min(kept, max(depth - 1, 0)) for kept in retained])",
+        "self._state.resolve([max(depth - 1, 0) for kept in retained])",
         GREEDY_3,
         says=("round ", "position ", "(drafted, accepted)", "expected ", "got ", "emitted "),
     ),
@@ -190,20 +192,70 @@ ENGINE = (
     ),
     EngineMutant(
         "EOS missing from usage",
-        "engine/generate.py",
+        "engine/collector.py",
         "len(self._taken) + ended_by_eos",
         "len(self._taken)",
         "dense/serial/off/d0/greedy/early-stop",
         says=("completion tokens",),
     ),
+    EngineMutant(
+        "rows swap their states when one leaves",
+        "engine/rounds.py",
+        "            self.target.selected(keep),\n            None if self.draft",
+        "            self.target.selected(keep[::-1]),\n            None if self.draft",
+        GROUP.format("greedy", "repetition"),
+    ),
+    EngineMutant(
+        "rows swap their drafter's states when one leaves",
+        "engine/rounds.py",
+        "None if self.draft is None else self.draft.selected(keep)",
+        "None if self.draft is None else self.draft.selected(keep[::-1])",
+        GROUP.format("greedy", "repetition"),
+    ),
+    EngineMutant(
+        "rows swap their random keys when one leaves",
+        "engine/rounds.py",
+        "            self._sampling.selected(keep),\n            [self.rows",
+        "            self._sampling.selected(keep[::-1]),\n            [self.rows",
+        GROUP.format("top-p", "counting"),
+    ),
+    EngineMutant(
+        "a newcomer gets the chunk at its neighbour's place",
+        "engine/prefill.py",
+        "list(p.tokens[p.processed : p.processed + width]) for p in self.prompts",
+        "list(p.tokens[(at := self.prompts[0].processed) : at + width]) for p in self.prompts",
+        "dense/batch/ngram/d3/greedy/b4/repetition",
+    ),
+    EngineMutant(
+        "rows are joined in another order than their states",
+        "engine/rounds.py",
+        "            [*self.rows, *other.rows],\n",
+        "            [*other.rows, *self.rows],\n",
+        GROUP.format("greedy", "utf8"),
+        says=("broke off",),
+    ),
+    EngineMutant(
+        "every row accepts as many as the least",
+        "engine/rounds.py",
+        "            draft = drafts[r][: flight.draft.lengths[r]]\n",
+        "            draft = drafts[r][: min(flight.draft.lengths)]\n",
+        GROUP.format("greedy", "novel"),
+    ),
 )
 
 LAWS = (
     LawMutant(
+        "each row decodes alone",
+        "engine/service.py",
+        'alone = None if shares and sampling.rng == "positional" else number',
+        "alone = number",
+        "rows_share_rounds",
+    ),
+    LawMutant(
         "the round launched ahead is not taken back",
         "engine/rounds.py",
-        "            self._target.resolve([0] * len(self._rows))\n",
-        "            self._target.resolve([1] * len(self._rows))\n",
+        "            self.target.resolve([0] * len(self.rows))\n",
+        "            self.target.resolve([1] * len(self.rows))\n",
         "position_after_an_early_close",
     ),
     LawMutant(
@@ -216,7 +268,7 @@ LAWS = (
     LawMutant(
         "a broken state stays usable",
         "engine/rounds.py",
-        "            self._target.poison(error)\n",
+        "            self.target.poison(error)\n",
         "",
         "poison_after_a_failed_commit",
     ),
@@ -320,7 +372,7 @@ LAWS = (
     ),
     LawMutant(
         "XTC drops the newline and the EOS",
-        "engine/generate.py",
+        "engine/requests.py",
         "make_row_sampler(sampling, target.xtc_exempt_ids)",
         "make_row_sampler(sampling)",
         "xtc_never_drops_a_newline",
@@ -342,25 +394,25 @@ LAWS = (
     LawMutant(
         "a recurrent state is not restored",
         "engine/state/layouts.py",
-        "    cache.cache, cache.left_padding, cache.lengths = marks[at.forward]\n",
+        "    cache.cache, cache.left_padding, cache.lengths = states[forwards[0]]\n",
         "    return\n",
         "rollback_of_recurrent_layers",
     ),
     LawMutant(
         "a replay misses the convolution state",
         "engine/state/rows.py",
-        "            replay(calls, at.width, at.kept)\n",
-        "            kept = [leaf[0] for leaf in self._recurrent()]\n"
-        "            replay(calls, at.width, at.kept)\n"
-        "            for leaf, slot in zip(self._recurrent(), kept):\n"
-        "                leaf[0] = slot\n",
+        "                replay(calls, width, kept, batch)\n",
+        "                before = [leaf[0] for leaf in self._recurrent()]\n"
+        "                replay(calls, width, kept, batch)\n"
+        "                for leaf, slot in zip(self._recurrent(), before):\n"
+        "                    leaf[0] = slot\n",
         "rollback_of_recurrent_layers",
     ),
     LawMutant(
         "keys that a replay appends are there already",
         "engine/state/rows.py",
-        "whole if number in rewritten else at",
-        "at",
+        "whole if number in rewritten else bounds",
+        "bounds",
         "rollback_of_recurrent_layers",
     ),
     LawMutant(
@@ -394,9 +446,31 @@ LAWS = (
     LawMutant(
         "a window runs past the start of quantization",
         "engine/rounds.py",
-        "            depth = min(depth, longest - 1)\n",
-        "            pass\n",
+        "min(self._depth, row.remaining, self._depth if longest is None else longest - 1)",
+        "min(self._depth, row.remaining)",
         "quantization_waits_for_what_is_kept",
+    ),
+    LawMutant(
+        "an assistant goes on from a rejected draft",
+        "engine/drafters/assistant.py",
+        "self._advance([kept + 1 for kept in retained], retained, taps)",
+        "self._advance([kept + 1 for kept in retained], "
+        "[taps[0].shape[1] - 1] * len(retained), taps)",
+        "assistant_state_after_a_rejection",
+    ),
+    LawMutant(
+        "all rows of an assistant stand where the first does",
+        "engine/drafters/assistant.py",
+        "return places[0] if len(set(places)) == 1 else mx.array(places)",
+        "return places[0]",
+        "assistant_rows_have_their_own_positions",
+    ),
+    LawMutant(
+        "what stands behind a row's end is lent",
+        "engine/state/donors.py",
+        "        shown &= columns < mx.array(self.held)[:, None]\n",
+        "",
+        "lent_keys_end_with_the_row",
     ),
 )
 
@@ -471,6 +545,27 @@ TESTERS = (
         "return oracle.expected(case)\n"
         "    except Unusable as error:\n        raise _BrokeOff(_said(error)) from error\n",
         "a_server_dies",
+    ),
+    SuiteMutant(
+        "a group that shares nothing passes",
+        "parity/runner.py",
+        "    met = company.joined > 0 and company.left > 0\n",
+        "    met = True\n",
+        "rows_that_never_meet_fail",
+    ),
+    SuiteMutant(
+        "ragged rounds are not asked for",
+        "parity/runner.py",
+        "        met = met and company.ragged > 0\n",
+        "",
+        "rows_that_never_differ_fail",
+    ),
+    SuiteMutant(
+        "drafts may differ if their numbers do not",
+        "parity/compare.py",
+        "        if old.draft != new.draft:\n",
+        "        if False:\n",
+        "other_drafts_differ",
     ),
     SuiteMutant(
         "a failed case exits 0",

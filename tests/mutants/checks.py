@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import mlx.core as mx
@@ -109,6 +110,32 @@ def rows_of_a_head(world: World) -> None:
 def rows_of_an_own_layer(world: World) -> None:
     """`companion`: what GLM's layer remembers."""
     _heads_rows(world, "mla")
+
+
+def assistant_state_after_a_rejection(world: World) -> None:
+    """`companion`: the hidden state is that of the last token kept."""
+    rows = world["engine.drafters.assistant"].AssistantRows(None, (3, 5), mx.zeros((2, 1, 4)))
+    rows.draft([1, 2], 0, [0, 0], None)
+    states = mx.arange(2 * 4 * 4).reshape(2, 4, 4)
+    rows.commit([1, 3], (states,))
+    assert mx.array_equal(rows._hidden, mx.stack([states[0, 1:2], states[1, 3:4]]))
+
+
+def assistant_rows_have_their_own_positions(world: World) -> None:
+    """`solitude`: each row's queries stand behind its own text."""
+    module = world["engine.drafters.assistant"]
+    provider = module.AssistantProvider.__new__(module.AssistantProvider)
+    provider._convention = module.REFERENCE
+    assert mx.array_equal(provider.position([7, 9], 0), mx.array([7, 9]))
+
+
+def lent_keys_end_with_the_row(world: World) -> None:
+    """`padding`: a row is shown its own last tokens, and never what stands behind them."""
+    plane = mx.full((2, 1, 4, 1), float("nan"))
+    plane[0, :, :2] = plane[1, :, :4] = 1.0
+    lent = world["engine.state.donors"].Donor(plane, plane, (2, 4), (2, 4)).last([2, 3])
+    assert lent.mask.squeeze().tolist() == [[True, True, False, False], [False, True, True, True]]
+    assert bool(mx.all(mx.isfinite(lent.values)))
 
 
 def _plain_and_drafted(world: World, **sampling: Any) -> tuple[Any, Any]:
@@ -264,14 +291,14 @@ def quantization_waits_for_what_is_kept(world: World) -> None:
     small = engine.Target(target.model, target.tokenizer, config, target.path, quantization=how)
     puppet, request = world["tests.engine.puppet"], engine.Request(prompt, 16)
     *_, plain = engine.generate(small, request)
-    wrong = [[True, True, False, False], [False] * 4]
-    script = puppet.scripted(plain.tokens, wrong)
-    try:
-        *_, drafted = engine.generate(small, request, puppet.Puppet(script), depth=4)
-    except engine.LawError as error:
-        pytest.fail(str(error))
-    assert drafted.tokens == plain.tokens
-    assert drafted.logprobs == pytest.approx(plain.logprobs, abs=1e-4)
+    for right in ([[True, True, False, False], [False] * 4], [[True] * 4]):
+        script = puppet.scripted(plain.tokens, right)
+        try:
+            *_, drafted = engine.generate(small, request, puppet.Puppet(script), depth=4)
+        except engine.LawError as error:
+            pytest.fail(str(error))
+        assert drafted.tokens == plain.tokens
+        assert drafted.logprobs == pytest.approx(plain.logprobs, abs=1e-4)
 
 
 def _compare(world: World, expected: Any, actual: Any, measure: Any = None) -> Any:
@@ -366,3 +393,49 @@ def a_difference_exits_1(world: World) -> None:
     answer = world["tests.parity.fakes"].answer
     result = _run(world, answer((97, 98, 99)), answer((97, 98, 100), origin="engine"))
     assert world["parity.report.words"].exit_code([result], ()) == 1
+
+
+GROUP = "dense/batch/ngram/d3/greedy/b4"
+
+
+def _group(world: World) -> Any:
+    (case, *_) = [case for case in world["parity.plans"].catalogue() if case.cell.way == GROUP]
+    return case
+
+
+def rows_share_rounds(world: World) -> None:
+    """`solitude`: only the rounds tell a group from as many rows alone."""
+    models = world["parity.models"].known_models("dense")
+    with world["parity.session"].open_session(models) as session:
+        result = session.run(_group(world))
+    assert result.verdict == "equal"
+    (claim,) = world["parity.runner"].group_claims([result])
+    assert claim.met
+
+
+def _claim(world: World, **company: int) -> Any:
+    trace, runner = world["parity.trace"], world["parity.runner"]
+    told = trace.Company(**{"rows": 4, "rounds": 9, "ragged": 4, "joined": 1, "left": 1, **company})
+    answer = replace(world["tests.parity.fakes"].answer(origin="engine"), company=told)
+    (claim,) = runner.group_claims([runner.CaseResult(_group(world), None, None, answer)])
+    return claim
+
+
+def rows_that_never_meet_fail(world: World) -> None:
+    assert _claim(world).met
+    assert not _claim(world, joined=0).met
+    assert not _claim(world, left=0).met
+
+
+def rows_that_never_differ_fail(world: World) -> None:
+    assert _claim(world).met
+    assert not _claim(world, ragged=0).met
+
+
+def other_drafts_differ(world: World) -> None:
+    answer, trace = world["tests.parity.fakes"].answer, world["parity.trace"]
+    known = trace.Trace((False, False, False), ((1, 0),))
+    one, other = ((trace.Round((draft,), 0, (97, 98, 99)),) for draft in (97, 98))
+    expected = answer(trace=known, rounds=one)
+    actual = answer(origin="engine", trace=known, rounds=other)
+    assert _compare(world, expected, actual) == "different"

@@ -16,6 +16,7 @@ HELPERS = (
     "tests.parity.fakes",
     "tests.engine.puppet",
     "tests.engine.families",
+    "tests.engine.company",
     "tests.engine.mtp_model",
 )
 

@@ -13,10 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from parity.bench import cli
+from parity.bench import cheap, cli
 from parity.bench.costs import replay
 from parity.bench.figures import GOALS, LIKE_FOR_LIKE, ROUND, Setting, measure
-from parity.bench.loops import Ids, Models, load_fixtures, open_rounds, timed
+from parity.bench.loops import Ids, Models, engine_ids, load_fixtures, open_rounds, timed
 from parity.bench.meter import metered
 from parity.bench.pairs import FEWEST_PAIRS, Figure, Pair, bootstrap, interleave
 from parity.bench.report import document, table
@@ -107,6 +107,18 @@ def test_a_pair_without_time_is_refused(seconds: tuple[float, float]) -> None:
         Pair(*seconds)
 
 
+def test_a_cheap_pair_is_what_it_is_said_to_be(models: Models, setting: Setting) -> None:
+    """The deep target says what the fixture says; its draft is mostly right, and not always."""
+    pair = cheap.cheap_pair(models)
+    assert len(pair.target.model.layers) == cheap.LAYERS > 4 * len(pair.draft.model.layers)
+    for prompt in setting.prompts:
+        assert engine_ids(pair, 0)(prompt, 48) == engine_ids(models, 0)(prompt, 48)
+        assert engine_ids(pair, cheap.DEPTH)(prompt, 48) == engine_ids(models, 0)(prompt, 48)
+    counts = cheap.accepted(pair, setting.prompts, 96)
+    right, drafted = (sum(getattr(c, side) for c in counts) for side in ("over_s", "under_s"))
+    assert 0.8 <= right / drafted < 1.0
+
+
 def test_loops_that_disagree_are_not_timed() -> None:
     def loop(_prompt: Ids, _budget: int) -> list[int]:
         return [1, 2]
@@ -120,7 +132,7 @@ def test_a_tiny_run_measures_every_goal(models: Models, setting: Setting) -> Non
     """And its document says what was measured, pair by pair, in plain JSON."""
     measured = list(measure(models, setting))
     assert {one.figure.goal.id for one in measured} == set(GOALS)
-    assert table(measured).row_count == len(measured) == 28
+    assert table(measured).row_count == len(measured) == 31
     made = json.loads(json.dumps(document(measured, setting, {"mlx": "0"}), allow_nan=False))
     assert set(made) == {"schema", "environment", "setting", "figures"}
     assert made["setting"]["pairs"] == 2
@@ -159,7 +171,7 @@ def test_the_command_writes_what_it_prints(
     [
         (["--pairs", "0"], "--pairs must be at least 1, got 0"),
         (["--tokens", "7"], "between 8 and 512, got 7"),
-        (["--only", "P9"], "P9: the goals are P1, P2, P3 and P12"),
+        (["--only", "P9"], "P9: the goals are P1, P2, P3, P5 and P12"),
         (["--json", "/nowhere/b.json"], "its folder does not exist"),
     ],
 )

@@ -20,7 +20,7 @@ from parity.compare import (
     judge,
     verdict_of,
 )
-from parity.trace import Answer, Trace
+from parity.trace import Answer, Round, Trace
 from tests.parity.fakes import EXACT, LOOSE, answer
 
 ids = st.lists(st.integers(97, 99), max_size=6).map(tuple)
@@ -374,3 +374,23 @@ def test_equal_needs_every_position(checked: int, total: int) -> None:
     checked = min(checked, total)
     verdict = verdict_of(checked, total, (), (), LOOSE)
     assert verdict is (Verdict.EQUAL if checked == total else Verdict.INCONCLUSIVE)
+
+
+@pytest.mark.parametrize(
+    ("other", "what", "position"),
+    [
+        (Round((99, 97), 1, (98, 99)), "drafted ids", 1),
+        (Round((99, 98), 1, (99, 98)), "ids of a round", 1),
+    ],
+)
+def test_rounds_are_compared_where_they_are_known(other: Round, what: str, position: int) -> None:
+    """solitude: the same counts and flags may come about by other drafts."""
+    rounds = (Round((), 0, (97,)), Round((99, 98), 1, (98, 99)))
+    trace = Trace((False, True, False), ((0, 0), (2, 1)))
+    expected = answer(trace=trace, rounds=rounds)
+    actual = answer(origin="engine", trace=trace, rounds=rounds)
+    assert alone(expected, actual).verdict is Verdict.EQUAL
+    (failure,) = alone(expected, replace(actual, rounds=(rounds[0], other))).failures
+    assert (failure.what, failure.position) == (what, position)
+    untold = replace(expected, rounds=())
+    assert alone(untold, replace(actual, rounds=(rounds[0], other))).verdict is Verdict.EQUAL

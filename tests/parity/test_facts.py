@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -80,7 +82,9 @@ def test_no_draft_is_lost_between_rounds_and_positions(drafts: list[tuple[int, i
     one = CaseResult(
         case(), Comparison(Verdict.EQUAL, 4, 4), answer(), answer(origin="engine", rounds=rounds)
     )
-    found = acceptances(cases_of(run_of(one)))
+    run = run_of(one)
+    found = acceptances(cases_of(run))
+    assert run["acceptance"] == [asdict(group) for group in found]
     assert sum(sum(group.drafted) for group in found) == sum(drafted for drafted, _ in drafts)
     assert sum(sum(group.accepted) for group in found) == sum(accepted for _, accepted in drafts)
     for group in found:

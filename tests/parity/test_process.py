@@ -105,7 +105,7 @@ def test_a_run_says_what_it_compared(tmp_path: Path) -> None:
     file = tmp_path / "run.json"
     chosen = (
         "dense/serial/two-model/d3 and early-stop and (top-p or /greedy)"
-        " or serial/ngram/d8 and stop-across or dense/batch/off/d0/greedy and early-stop"
+        " or serial/ngram/d8 and stop-across or dense/batch/off/d0/greedy/early-stop"
     )
     run = started("-k", chosen, "--json", str(file), "--report", str(tmp_path / "report"))
     out, err = run.communicate(timeout=LONGEST_S)

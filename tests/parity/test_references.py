@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from threading import Barrier
+from time import sleep
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,7 +15,7 @@ import pytest
 from oracle.client import Completion, OracleError
 from oracle.server import ServerFailed
 from parity import references, served
-from parity.cases import Source
+from parity.cases import GREEDY, Case, Row, Source, question_of
 from parity.errors import Unusable
 from parity.models import Models
 from parity.references import References
@@ -31,10 +33,13 @@ class World:
     says: Completion = COMPLETION
     error: Exception | None = None
     fails_to_start: bool = False
+    start_s: float = 0.0
     alive: bool = True
     running: int = 0
     started: list[Path | None] = field(default_factory=list)
     requests: list[dict[str, Any]] = field(default_factory=list)
+    company: Barrier | None = None
+    """Requests are answered when as many are under way."""
 
 
 class Letters:
@@ -85,6 +90,7 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
             self.runs = False
 
         def start(self) -> None:
+            sleep(world.start_s)
             if world.fails_to_start:
                 raise ServerFailed("port 80 is in use")
             self.runs = True
@@ -106,6 +112,9 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
 
         def complete(self, prompt: str, **options: Any) -> Completion:
             world.requests.append({"prompt": prompt, **options})
+            if world.company is not None:
+                world.company.wait()
+                return replace(world.says, prompt_tokens=len(prompt))
             if world.error is not None:
                 raise world.error
             return world.says
@@ -158,6 +167,51 @@ def test_questions_nobody_waits_for_do_not_outlive_the_run(world: World, tmp_pat
         oracle.ask_ahead(replace(case(), prompt=str(number)) for number in range(1000))
     assert world.running == 0
     assert len(world.requests) < 1000
+
+
+def grouped(kinds: str = "ab") -> list[Case]:
+    """The cases of a plain group in the batch lane, a row for each letter."""
+    rows = tuple(Row(kind, f"Once {kind}", GREEDY, 8 + n) for n, kind in enumerate(kinds))
+    first = case(kinds[0], lane="batch", drafter="off", depth=0, group=rows)
+    cell = replace(first.cell, rows=len(rows))
+    return list(replace(first, cell=cell).together)
+
+
+def test_rows_of_a_group_are_under_way_together(oracle: References, world: World) -> None:
+    """A server that is asked one by one shares nothing; each row gets its own answer, once."""
+    world.company = Barrier(3, timeout=10)
+    rows = grouped("abc")
+    answers = [oracle.expected(row) for row in rows]
+    assert [answer.prompt_tokens for answer in answers] == [len(str(row.prompt)) for row in rows]
+    assert sorted(request["max_tokens"] for request in world.requests) == [8, 9, 10]
+    assert [oracle.expected(row) for row in rows] == answers
+    assert len(world.requests) == 3
+    world.company = None
+    oracle.expected(rows[0].alone)
+    oracle.expected(grouped("ab")[0])
+    assert len(world.requests) == 6, "a row alone, and one of another group, are other questions"
+
+
+def test_a_group_starts_a_server_once_even_if_it_fails(oracle: References, world: World) -> None:
+    """honest-gap: not once per row, and nobody waits for an answer."""
+    world.fails_to_start, world.start_s = True, 0.05
+    for row in grouped("abcd"):
+        with pytest.raises(Unusable, match="port 80 is in use"):
+            oracle.expected(row)
+    assert len(world.started) == 1
+
+
+def test_a_drafting_row_is_held_to_its_own_stream_alone(oracle: References) -> None:
+    """solitude: rounds and flags included, which a plain stream would not have."""
+    row = replace(grouped()[0], source=Source.OWN_ALONE)
+    expected = oracle.expected(row)
+    assert expected.trace is not None
+    assert expected.rounds
+    by_drafter = [
+        question_of(replace(row, cell=replace(row.cell, drafter=drafter, depth=3)))
+        for drafter in ("ngram", "two-model")
+    ]
+    assert len({*by_drafter, question_of(row)}) == 3
 
 
 def test_lanes_and_depths_are_asked_for(oracle: References, world: World) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from parity.cases import Case, Drafter
+from parity.cases import GREEDY, Case, Drafter, Row
 from parity.subjects import Once
 from parity.trace import Answer
 from tests.parity.fakes import TOP_P, answer, case
@@ -45,6 +45,7 @@ def test_lanes_share_a_run_and_nothing_else_does() -> None:
         subject.answer(replace(one, prompt="Twice")),
         subject.answer(replace(one, max_tokens=3)),
         subject.answer(replace(one, stop=("x",))),
+        subject.answer(replace(one, group=(Row("novel", "Once", GREEDY, 24),))),
     )
     assert first not in others
     assert len({other.origin for other in others if other}) == len(others)

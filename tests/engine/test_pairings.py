@@ -1,0 +1,98 @@
+"""Every kind of drafter beside every target that it does not fit: one line, and no draft weights.
+
+A further kind is a line in `WRONG` for each such target.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+import fixtures
+from engine import BadInput, open_drafter
+from fixtures import random_drafters
+
+from .pools import target_of
+
+
+@dataclass(frozen=True, slots=True)
+class Wrong:
+    """A drafter of a kind and a target that must refuse it, in which words.
+
+    `told_by_config`: what is wrong can be seen without the drafter's weights.
+    """
+
+    kind: str
+    make: Callable[[Path], Path]
+    target: str
+    says: str
+    told_by_config: bool = True
+
+
+def assistant(folder: Path) -> Path:
+    """One made for `sliding`."""
+    return random_drafters.assistant(folder, fixtures.target_dir("sliding"), 1)
+
+
+def foreign_tokenizer(folder: Path) -> Path:
+    """A draft model that reads a text as other ids than any target of ours."""
+    shutil.copytree(fixtures.drafter_dir("dense-draft"), folder)
+    file = folder / "tokenizer.json"
+    tokenizer = json.loads(file.read_text(encoding="utf-8"))
+    vocab = tokenizer["model"]["vocab"]
+    vocab["a"], vocab["b"] = vocab["b"], vocab["a"]
+    file.write_text(json.dumps(tokenizer), encoding="utf-8")
+    return folder
+
+
+WRONG = (
+    Wrong("assistant", assistant, "dense", r"hidden states of 96, target .*dense-v1 has 128"),
+    Wrong("assistant", assistant, "hybrid", r"hidden states of 96, target .*hybrid-v1 has 64"),
+    Wrong("assistant", assistant, "mla", r"target .*mla-v1: no sliding attention layer"),
+    Wrong("assistant", assistant, "qwen3", r"target .*qwen3-v1: no sliding attention layer"),
+    *(
+        Wrong("two-model", foreign_tokenizer, family, "another tokenizer than target", False)
+        for family in ("dense", "sliding", "hybrid", "mla", "qwen3")
+    ),
+)
+
+
+@pytest.mark.parametrize("wrong", WRONG, ids=lambda wrong: f"{wrong.kind}-{wrong.target}")
+def test_a_wrong_pairing_is_refused(wrong: Wrong, tmp_path: Path) -> None:
+    """In one line that names the drafter, and before its weights are read where config tells."""
+    folder = wrong.make(tmp_path / "drafter")
+    if wrong.told_by_config:
+        for file in folder.glob("*.safetensors"):
+            file.write_bytes(b"not to be read")
+    with pytest.raises(BadInput, match=wrong.says) as refusal:
+        open_drafter(f"{wrong.kind}:{folder}", target_of(wrong.target))
+    assert str(folder) in str(refusal.value)
+    assert "\n" not in str(refusal.value)
+
+
+def test_weights_that_are_needed_must_be_readable(tmp_path: Path) -> None:
+    """Beside the right target the same broken file is what is refused."""
+    folder = assistant(tmp_path / "drafter")
+    (folder / "model.safetensors").write_bytes(b"not to be read")
+    with pytest.raises(BadInput, match=r"model\.safetensors is not readable") as refusal:
+        open_drafter(f"assistant:{folder}", target_of("sliding"))
+    assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize("kind", ["two-model", "mtp", "assistant", "dspark", "deepspec"])
+def test_a_kind_needs_a_folder_that_holds_it(kind: str, tmp_path: Path) -> None:
+    """An n-gram lookup is the only one without a folder."""
+    for spec, says in (
+        (kind, "needs a folder"),
+        (f"{kind}:{tmp_path / 'none'}", "does not exist"),
+        (f"{kind}:{tmp_path}", "has no config.json"),
+    ):
+        with pytest.raises(BadInput, match=says):
+            open_drafter(spec, target_of("dense"))
+    with pytest.raises(BadInput, match="takes no model path"):
+        open_drafter(f"ngram:{tmp_path}", target_of("dense"))
