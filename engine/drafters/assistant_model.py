@@ -213,7 +213,8 @@ def load(folder: Path, config: Config) -> Any:
     _require_same(folder, dict(tree_flatten(model.parameters())), tensors)
     model.load_weights(list(tensors.items()))
     model.eval()
-    mx.eval(model.parameters())
+    # All of it, rotary tables included: what is still lazy belongs to the thread that made it.
+    mx.eval(model.state)
     if centroids is not None:
         ordering: mx.array = model.masked_embedding.token_ordering
         if not mx.array_equal(mx.sort(ordering), mx.arange(ordering.shape[0])):

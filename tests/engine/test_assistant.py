@@ -14,7 +14,17 @@ import pytest
 from mlx.utils import tree_flatten
 
 import fixtures
-from engine import BadInput, Finish, KVQuantization, LawError, Request, Sampling, Target, generate
+from engine import (
+    BadInput,
+    Engine,
+    Finish,
+    KVQuantization,
+    LawError,
+    Request,
+    Sampling,
+    Target,
+    generate,
+)
 from engine.drafters.assistant import (
     ADVANCING,
     MLX_VLM,
@@ -220,15 +230,15 @@ def test_it_remembers_nothing_of_a_window_but_one_state(
 def test_cold_rows_stand_beside_warm_ones(target: Target, provider: AssistantProvider) -> None:
     """`membership`: a cold row beside a warm one is the row it would be alone, in any order."""
     rows, warm = prefilled(target, provider, ids(target, 1, 12))
-    for keep, numbers in (([0, 1], [0, 0]), ([1, 0], [0, 0])):
-        cold = provider.open(GREEDY)
-        mixed = warm.joined(cold) if keep == [0, 1] else cold.joined(warm)
-        counts = [mixed.capture(r).processed_tokens for r in range(2)]
-        assert counts == [12 if r == keep.index(0) else 0 for r in range(2)]
-        assert numbers == [0, 0]
-        assert mixed.capture(keep.index(1)).attachment.tensors == ()
-        (state,) = mixed.capture(keep.index(0)).attachment.tensors
-        assert mx.array_equal(state, warm.capture(0).attachment.tensors[0])
+    (state,) = warm.capture(0).attachment.tensors
+    cold = provider.open(GREEDY)
+    for mixed, at in ((warm.joined(cold), 0), (cold.joined(warm), 1)):
+        for rows_of, place in ((mixed, at), (mixed.selected([1, 0]), 1 - at)):
+            stored = [rows_of.capture(r) for r in range(2)]
+            assert stored[place].processed_tokens == 12
+            assert mx.array_equal(stored[place].attachment.tensors[0], state)
+            assert stored[1 - place].processed_tokens == 0
+            assert stored[1 - place].attachment.tensors == ()
     both_cold = provider.open(GREEDY).joined(provider.open(GREEDY))
     assert both_cold.selected([1]).capture(0).processed_tokens == 0
     with pytest.raises(LawError, match="behind a prompt"):
@@ -242,6 +252,15 @@ def test_order_of_calls(target: Target, provider: AssistantProvider) -> None:
     assert draft.draft([5], 0, [0], NOBODY).lengths == (0,)
     with pytest.raises(LawError, match="are asked for"):
         rows.donor(True).last([4])
+
+
+def test_it_drafts_on_another_thread_than_it_was_loaded_on(target: Target) -> None:
+    """The engine's model thread may not evaluate what another thread left lazy."""
+    fresh = AssistantProvider(fixtures.drafter_dir("sliding-assistant"), target)
+    request = Request(tuple(ids(target, 0, 40)), 16)
+    with Engine(target, [fresh]) as engine:
+        served = engine.submit(request).result()
+    assert served.rounds == last(list(generate(target, request, fresh))).rounds
 
 
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=0.9, top_p=0.9, seed=3)])
