@@ -43,12 +43,13 @@ def fill(model: Module, weights: Mapping[str, mx.array], config: Config) -> None
     if scaled:
         stated = Config(config.folder, config.fields.get("quantization") or {})
         stated.only("mode", "affine")
-        quantize(
-            model,
-            group_size=stated.size("group_size"),
-            bits=stated.size("bits"),
-            class_predicate=lambda path, _module: path in scaled,
-        )
+        group_size, bits = stated.size("group_size"), stated.size("bits")
+        try:
+            quantize(model, group_size, bits, class_predicate=lambda path, _module: path in scaled)
+        except ValueError as error:
+            raise config.refuse(
+                f"{bits} bits in groups of {group_size}: {one_line(error)}"
+            ) from error
     flat: Any = tree_flatten(model.parameters())
     wanted = dict(flat)
     for what, names in (

@@ -239,7 +239,7 @@ def test_drafter_specs(target: Target, tmp_path: Path) -> None:
         ("two-model:", "needs a folder"),
         (f"mtp:{draft}", "holds a two-model drafter, not mtp"),
         (f"two-model:{mtp}", "holds a mtp drafter, not two-model"),
-        (str(mtp), "only two-model can be run"),
+        (str(mtp), "holds a mtp drafter; only two-model, .* can be run"),
         ("eagle", r"does not exist \(drafters: off, ngram, two-model:DIR"),
         (str(tmp_path), "has no config.json"),
     ):
