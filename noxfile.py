@@ -64,7 +64,8 @@ def oracle_drafters_tests(session: nox.Session) -> None:
         session.error("run `nox -s oracle_drafters`, which starts this session")
     session.install("-e", ".[test]")
     python, *arguments = session.posargs
-    files = ["tests/oracle/test_drafters.py", "tests/oracle/test_drafters_vlm.py"]
+    names = ("test_drafters", "test_drafters_vlm", "test_blocks_vlm")
+    files = [f"tests/oracle/{name}.py" for name in names]
     env = {**ENV, "MLX_PARITY_MLX_VLM_PYTHON": python}
     session.run("pytest", *files, *arguments, env=env)
 
