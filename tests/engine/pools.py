@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
+from itertools import product
 
 import fixtures
 from engine import DraftProvider, Finish, Request, Sampling, Target, generate, open_drafter
@@ -12,6 +13,10 @@ from .conftest import last
 
 FAMILIES = ("dense", "sliding", "hybrid", "mla")
 DRAFTERS = ("off", "ngram", "two-model")
+PAIRS = (
+    *product(FAMILIES, DRAFTERS),
+    ("dense", "dspark"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +36,10 @@ def target_of(family: str) -> Target:
 
 @cache
 def drafter_of(family: str, kind: str) -> DraftProvider | None:
-    spec = str(fixtures.drafter_dir(f"{family}-draft")) if kind == "two-model" else kind
-    return open_drafter(spec, target_of(family))
+    if kind in ("off", "ngram"):
+        return open_drafter(kind, target_of(family))
+    name = f"{family}-{'draft' if kind == 'two-model' else kind}"
+    return open_drafter(str(fixtures.drafter_dir(name)), target_of(family))
 
 
 @cache

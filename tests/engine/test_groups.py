@@ -38,7 +38,7 @@ from engine.rounds import Row
 from engine.state.rows import Rows
 
 from .conftest import last
-from .pools import DRAFTERS, FAMILIES, Pool, drafter_of, pool, same
+from .pools import PAIRS, Pool, drafter_of, pool, same
 from .test_adapters import fresh, write_adapter
 
 SCHEDULES = 42
@@ -57,8 +57,7 @@ def schedules(draw: st.DrawFn) -> list[tuple[str, int]]:
     return steps
 
 
-@pytest.mark.parametrize("kind", DRAFTERS)
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(("family", "kind"), PAIRS)
 def test_a_row_is_served_as_if_alone(family: str, kind: str) -> None:
     """`solitude`, `isolation`: any arrivals, limits, chunks and cancels."""
     own = pool(family, kind)
@@ -92,8 +91,7 @@ def test_a_row_is_served_as_if_alone(family: str, kind: str) -> None:
     run()
 
 
-@pytest.mark.parametrize("kind", ["ngram", "two-model"])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(("family", "kind"), [pair for pair in PAIRS if pair[1] != "off"])
 def test_rows_of_one_round_accept_different_counts(family: str, kind: str) -> None:
     """`solitude` is about something: rows share rounds, differ in them, and come and go."""
     own = pool(family, kind)

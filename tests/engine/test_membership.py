@@ -18,7 +18,7 @@ from engine.sampling import resolve_seed
 from engine.state.checkpoint import Checkpoint, capture_caches
 from engine.state.rows import Rows
 
-from .pools import DRAFTERS, FAMILIES, Pool, pool, same
+from .pools import PAIRS, Pool, pool, same
 
 SCHEDULES = 42
 """Per family and drafter: more than 500 in all."""
@@ -35,6 +35,10 @@ class Company:
         self.numbers: list[int] = []
         self.prefilled: dict[int, int] = {}
 
+    @property
+    def taps(self) -> tuple[str, ...]:
+        return () if self.own.drafter is None else self.own.drafter.taps
+
     def new(self, number: int, chunk: int) -> None:
         """A request with its prompt processed joins."""
         request, target = self.own.requests[number], self.own.target
@@ -43,7 +47,7 @@ class Company:
         samplers = make_row_sampling(target, sampling)
         draft = None if self.own.drafter is None else self.own.drafter.open(samplers)
         prompt = Prompt(request.prompt, row)
-        cohort = Cohort(target.new_rows(), draft, samplers, [prompt])
+        cohort = Cohort(target.new_rows(self.taps), draft, samplers, [prompt])
         while any(cohort.lacking):
             cohort.step(chunk)
         self.prefilled[number] = prompt.forwards
@@ -89,7 +93,7 @@ class Company:
         target, row, number = self.rounds.target, self.rounds.rows[r], self.numbers[r]
         assert isinstance(target, Rows)
         layout, tensors = capture_caches(target.lowered(r))
-        restored = self.own.target.restored_rows(layout, tensors, target.processed[r])
+        restored = self.own.target.restored_rows(layout, tensors, target.processed[r], self.taps)
         samplers = make_row_sampling(
             self.own.target, resolve_seed(self.own.requests[number].sampling)
         )
@@ -116,8 +120,7 @@ class Company:
         return second
 
 
-@pytest.mark.parametrize("kind", DRAFTERS)
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(("family", "kind"), PAIRS)
 def test_members_come_and_go_as_if_alone(family: str, kind: str) -> None:
     """`membership`, `capture`, `solitude`, `position`."""
     own = pool(family, kind)

@@ -46,8 +46,6 @@ CASES = (
     Case("dspark", "sliding"),
     Case("dflash", "hybrid"),
     Case("deepspec", "sliding"),
-    Case("dspark", "hybrid", "hybrid-dspark"),
-    Case("deepspec", "sliding", "sliding-deepspec"),
 )
 
 
