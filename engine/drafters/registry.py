@@ -10,6 +10,8 @@ from typing import Any
 from ..errors import BadInput
 from ..target import Target, check_folder
 from .assistant import AssistantProvider
+from .deepspec import open_deepspec
+from .dspark import CALIBRATION, open_dspark
 from .glm_mtp import MODEL_TYPE as GLM
 from .glm_mtp import has_glm_mtp, open_glm_mtp
 from .ngram import NgramProvider
@@ -19,6 +21,9 @@ from .two_model import TwoModelProvider
 
 KINDS = ("two-model", "mtp", "assistant", "dspark", "deepspec")
 
+BLOCK_ARCHITECTURES = ("Qwen3DSparkModel", "DSparkDraftModel", "DFlashDraftModel")
+"""Released block drafters, which call themselves `qwen3` like the models they draft for."""
+
 Opener = Callable[[Path, Target], DraftProvider]
 """The provider for a drafter's folder beside a target; refuses before it reads weights."""
 
@@ -26,6 +31,8 @@ OPENERS: Mapping[str, Opener] = {
     "two-model": lambda folder, target: TwoModelProvider(Target.load(folder), target),
     "mtp": open_qwen_mtp,
     "assistant": AssistantProvider,
+    "dspark": open_dspark,
+    "deepspec": open_deepspec,
 }
 
 
@@ -35,12 +42,15 @@ def detect_kind(folder: Path) -> str:
     Raises:
         BadInput: there is no folder or no config in it.
     """
-    if (folder / "dspark.json").is_file():
+    if (folder / CALIBRATION).is_file():
         return "dspark"
     config: dict[str, Any] = check_folder(folder)
     model_type = str(config["model_type"])
-    if (config.get("architectures") or [None])[0] == "Gemma4DSparkModel":
+    architecture = (config.get("architectures") or [None])[0]
+    if architecture == "Gemma4DSparkModel":
         return "deepspec"
+    if "dflash_config" in config or architecture in BLOCK_ARCHITECTURES:
+        return "dspark"
     if "assistant" in model_type:
         return "assistant"
     return "mtp" if model_type.endswith("_mtp") else "two-model"

@@ -14,13 +14,14 @@ FAMILIES = ("dense", "sliding", "hybrid", "mla")
 DRAFTERS = ("off", "ngram", "two-model")
 PAIRS = (
     *((family, kind) for family in FAMILIES for kind in DRAFTERS),
+    ("dense", "dspark"),
     ("sliding", "assistant"),
     ("hybrid", "mtp"),
     ("mla", "mtp"),
 )
 """Each family with each drafter that fits it."""
 
-FOLDERS = {"two-model": "draft", "assistant": "assistant", "mtp": "mtp"}
+FOLDERS = {"two-model": "draft", "assistant": "assistant", "dspark": "dspark", "mtp": "mtp"}
 """What a kind's fixture is called behind its target's name."""
 
 OWN = (("mla", "mtp"),)

@@ -472,6 +472,34 @@ LAWS = (
         "",
         "lent_keys_end_with_the_row",
     ),
+    LawMutant(
+        "a block sees what stands behind a shorter row's context",
+        "engine/drafters/projected_context.py",
+        "        if len(set(self.held)) == 1:\n            return None\n",
+        "        return None\n",
+        "blocks_of_a_ragged_group",
+    ),
+    LawMutant(
+        "all blocks begin where the first row's does",
+        "engine/drafters/projected_context.py",
+        "return self.held[0] if len(set(self.held)) == 1 else mx.array(self.held)",
+        "return self.held[0]",
+        "blocks_of_a_ragged_group",
+    ),
+    LawMutant(
+        "a ragged commit keeps rejected columns",
+        "engine/drafters/context_rows.py",
+        "            self._state.resolve(kept)\n",
+        "            self._state.resolve([width] * len(kept))\n",
+        "blocks_of_a_ragged_group",
+    ),
+    LawMutant(
+        "pruning goes on behind an unsure draft",
+        "engine/drafters/block_heads.py",
+        "return [*sure, False].index(False)",
+        "return sum(sure)",
+        "pruning_ends_at_the_first_unsure_draft",
+    ),
 )
 
 TESTERS = (

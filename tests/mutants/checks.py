@@ -301,6 +301,51 @@ def quantization_waits_for_what_is_kept(world: World) -> None:
         assert drafted.logprobs == pytest.approx(plain.logprobs, abs=1e-4)
 
 
+def _block_rows(world: World, name: str, lengths: tuple[int, ...]) -> tuple[Any, list[Any], Any]:
+    """A trained block drafter: a row for each length of one text, and that text's taps."""
+    target = world["engine"].Target.load(fixtures.target_dir(name.partition("-")[0]))
+    provider = world["engine"].open_drafter(str(fixtures.drafter_dir(name)), target)
+    text = target.encode(PROMPT)
+    seen = target.new_rows(provider.taps)
+    mx = world["mlx.core"]
+    seen.forward(mx.array([text]))
+    rows = [provider.open(None) for _ in lengths]
+    for row, length in zip(rows, lengths, strict=True):
+        row.prefill(mx.array([text[:length]]), tuple(tap[:, :length] for tap in seen.tapped))
+    return mx, rows, seen.tapped
+
+
+def blocks_of_a_ragged_group(world: World) -> None:
+    """`solitude`: a short and a long row draft together what each drafts alone, commits included.
+
+    Looked at are logits: a near miss may leave the ids alone.
+    """
+    mx, alone, taps = _block_rows(world, "dense-dspark", (3, 11))
+    group = alone[0].joined(alone[1])
+    for kept in ([0, 3], [2, 0]):
+        group.draft([40, 41], 4, [0, 0], None)
+        for r, row in enumerate(alone):
+            row.draft([40 + r], 4, [0], None)
+            distance = mx.abs(group.proposal.logits[r] - row.proposal.logits[0]).max()
+            assert float(distance) < 1e-3
+            row.commit([kept[r]], tuple(tap[:, :5] for tap in taps))
+        group.commit(kept, tuple(mx.repeat(tap[:, :5], 2, axis=0) for tap in taps))
+        for r, row in enumerate(alone):
+            assert group.capture(r).processed_tokens == row.capture(0).processed_tokens
+
+
+def pruning_ends_at_the_first_unsure_draft(world: World) -> None:
+    heads = world["engine.drafters.block_heads"]
+    assert heads.lengths_kept([[0.9, 0.1, 0.9]], [0.5, 0.5, 0.5]) == (1,)
+
+
+def deepspec_norms_its_values(world: World) -> None:
+    """Each head's values have a mean square of 1, as the reference's scale-less norm leaves it."""
+    mx, (row,), _ = _block_rows(world, "sliding-deepspec", (9,))
+    for values in row.capture(0).attachment.tensors[1::2]:
+        assert float(mx.abs((values * values).mean(-1) - 1).max()) < 1e-2
+
+
 def _compare(world: World, expected: Any, actual: Any, measure: Any = None) -> Any:
     fakes, compare = world["tests.parity.fakes"], world["parity.compare"]
     return compare.compare(
