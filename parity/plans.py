@@ -45,7 +45,7 @@ TOP_P = next(sampling for sampling in SAMPLINGS if sampling.label == "top-p")
 
 READERS_OF: Mapping[str, tuple[Drafter, ...]] = {
     DENSE: ("dspark",),
-    "sliding": ("assistant", "deepspec"),
+    "sliding": ("assistant",),
     "hybrid": ("mtp",),
     "mla": ("mtp",),
 }
@@ -68,8 +68,8 @@ GROUP_TOKENS = (24, 15, 20, 9, 12, 16, 7, 11)
 """Each row's budget, so that rows leave at different times."""
 
 
-READER_TOKENS = (24, 9, *GROUP_TOKENS[2:])
-READER_TURNS = ((0, 2), *GROUP_TURNS[2:])
+READER_TOKENS = (24, 6, *GROUP_TOKENS[2:])
+READER_TURNS = ((0, 1), *GROUP_TURNS[2:])
 """For drafters that read hidden states, which are so often right that rows end together."""
 
 
