@@ -20,6 +20,7 @@ from engine import (
     Finish,
     KVQuantization,
     LawError,
+    Limits,
     Request,
     Sampling,
     Target,
@@ -43,7 +44,7 @@ from engine.state.rows import Rows, Undo
 from fixtures import assistant, random_drafters
 
 from .conftest import last
-from .pools import drafter_of, target_of
+from .pools import drafter_of, pool, same, target_of
 from .puppet import NOBODY
 
 GREEDY = RowSampling([Greedy()])
@@ -276,6 +277,20 @@ def test_text_is_the_targets(
         assert drafted.tokens == plain.tokens, prompt.name
         accepted |= {turn.accepted for turn in drafted.rounds[1:]}
     assert accepted == {0, 1, 2, 3}
+
+
+@pytest.mark.parametrize("size", [2, 4, 8])
+def test_groups_serve_each_row_as_if_alone(size: int) -> None:
+    """`solitude`, `lossless-sampled`: greedy and sampled rows of all lengths, that many at once."""
+    own = pool("sliding", "assistant")
+    plain = pool("sliding", "off")
+    assert own.drafter is not None
+    with Engine(own.target, [own.drafter], limits=Limits(rows=size)) as engine:
+        streams = [engine.submit(request) for request in own.requests]
+        served = [stream.result() for stream in streams]
+    for got, alone, undrafted in zip(served, own.alone, plain.alone, strict=True):
+        assert same(got, alone)
+        assert got.tokens == undrafted.tokens
 
 
 def test_rounds_accept_what_the_definition_does(
