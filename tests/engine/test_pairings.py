@@ -86,9 +86,9 @@ def test_weights_that_are_needed_must_be_readable(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["two-model", "mtp", "assistant", "dspark", "deepspec"])
 def test_a_kind_needs_a_folder_that_holds_it(kind: str, tmp_path: Path) -> None:
-    """An n-gram lookup is the only one without a folder."""
+    """An n-gram lookup is the only one without a folder; a target may bring a head along."""
     for spec, says in (
-        (kind, "needs a folder"),
+        (kind, "neither a folder mtp nor a layer" if kind == "mtp" else "needs a folder"),
         (f"{kind}:{tmp_path / 'none'}", "does not exist"),
         (f"{kind}:{tmp_path}", "has no config.json"),
     ):
