@@ -16,6 +16,7 @@ DRAFTERS = ("off", "ngram", "two-model")
 PAIRS = (
     *product(FAMILIES, DRAFTERS),
     ("dense", "dspark"),
+    ("hybrid", "dspark"),
 )
 
 

@@ -46,6 +46,7 @@ CASES = (
     Case("dspark", "sliding"),
     Case("dflash", "hybrid"),
     Case("deepspec", "sliding"),
+    Case("dspark", "hybrid", "hybrid-dspark"),
 )
 
 
