@@ -17,6 +17,7 @@ PAIRS = (
     *product(FAMILIES, DRAFTERS),
     ("dense", "dspark"),
     ("hybrid", "dspark"),
+    ("sliding", "deepspec"),
 )
 
 
