@@ -45,7 +45,7 @@ TOP_P = next(sampling for sampling in SAMPLINGS if sampling.label == "top-p")
 
 READERS_OF: Mapping[str, tuple[Drafter, ...]] = {
     DENSE: ("dspark",),
-    "sliding": ("assistant",),
+    "sliding": ("assistant", "deepspec"),
     "hybrid": ("mtp",),
     "mla": ("mtp",),
 }

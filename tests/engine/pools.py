@@ -18,10 +18,18 @@ PAIRS = (
     ("sliding", "assistant"),
     ("hybrid", "mtp"),
     ("mla", "mtp"),
+    ("hybrid", "dspark"),
+    ("sliding", "deepspec"),
 )
 """Each family with each drafter that fits it."""
 
-FOLDERS = {"two-model": "draft", "assistant": "assistant", "dspark": "dspark", "mtp": "mtp"}
+FOLDERS = {
+    "two-model": "draft",
+    "assistant": "assistant",
+    "mtp": "mtp",
+    "dspark": "dspark",
+    "deepspec": "deepspec",
+}
 """What a kind's fixture is called behind its target's name."""
 
 OWN = (("mla", "mtp"),)

@@ -68,7 +68,7 @@ def test_an_interval_is_wilsons() -> None:
     assert interval(Position(100, 80)) == pytest.approx((0.7112, 0.8666), abs=1e-4)
 
 
-@pytest.mark.parametrize("family", ["dense"])
+@pytest.mark.parametrize("family", ["dense", "hybrid"])
 def test_stored_thresholds_reach_their_precision_on_held_out_prompts(family: str) -> None:
     """`calibrated`: 95 % intervals of each position's precision reach what was fitted for.
 

@@ -500,6 +500,13 @@ LAWS = (
         "return sum(sure)",
         "pruning_ends_at_the_first_unsure_draft",
     ),
+    LawMutant(
+        "DeepSpec's values are not normed",
+        "engine/drafters/deepspec.py",
+        "return keys, mx.fast.rms_norm(both, None, self.eps)",
+        "return keys, both",
+        "deepspec_norms_its_values",
+    ),
 )
 
 TESTERS = (
