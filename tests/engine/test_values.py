@@ -26,8 +26,8 @@ def dataclasses_of_the_engine() -> list[Any]:
             continue
         module = importlib.import_module(info.name)
         for kind in vars(module).values():
-            ours = isinstance(kind, type) and kind.__module__.startswith("engine.")
-            if ours and dataclasses.is_dataclass(kind):
+            is_value = isinstance(kind, type) and dataclasses.is_dataclass(kind)
+            if is_value and kind.__module__.startswith("engine."):
                 found[kind.__name__] = kind
     return list(found.values())
 
