@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 import fixtures
 from engine import Engine, Request, Stream, Target
 from parity import grouped, subjects
-from parity.cases import Case, Cell, Source
+from parity.cases import READERS, Case, Cell, Source
 from parity.compare import Comparison, Verdict
 from parity.grouped import Gathering
-from parity.plans import DENSE, FAMILIES, catalogue
+from parity.plans import DENSE, FAMILIES, READERS_OF, catalogue
 from parity.report.groups import groups
 from parity.report.markdown import render as markdown
 from parity.report.page import render as page
@@ -67,6 +67,14 @@ def test_every_fixture_has_groups_of_every_size_with_every_drafter() -> None:
             for rows in ((1, 2, 4, 8) if mode == "greedy" or model == DENSE else (4,))
         ),
         *(("smollm2", drafter, "greedy", 2) for drafter in drafters),
+        # Those that read hidden states have no cases beside these.
+        *(
+            (model, drafter, mode, rows)
+            for model, readers in READERS_OF.items()
+            for drafter in readers
+            for mode in ("greedy", "positional")
+            for rows in (2, 4, 8)
+        ),
     }
 
 
@@ -96,7 +104,7 @@ def test_plain_rows_are_held_to_mlx_lm_and_drafting_ones_to_themselves_alone() -
         ("off", "positional"): Source.GENERATE_STEP,
         **{
             (drafter, mode): Source.OWN_ALONE
-            for drafter in ("ngram", "two-model")
+            for drafter in ("ngram", "two-model", *READERS)
             for mode in ("greedy", "positional")
         },
     }

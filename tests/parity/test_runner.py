@@ -126,12 +126,17 @@ ZERO, PARTIAL, FULL, SILENT = (
 )
 
 
-def test_claims_ask_for_every_kind_of_accept_of_both_drafters() -> None:
+def test_claims_ask_for_every_kind_of_accept_of_every_drafter() -> None:
     """A round without a draft is no accept of any kind, and one drafter does not serve for two."""
     everything = (ZERO, PARTIAL, FULL)
-    both = [drafting("ngram", everything), drafting("two-model", everything)]
-    assert all(claim.met for claim in accept_claims(both, MODELS))
-    partly = [drafting("ngram", everything), drafting("two-model", (ZERO, PARTIAL, SILENT))]
+    drafters: tuple[Drafter, ...] = ("ngram", "two-model", "dspark")
+    every = [drafting(drafter, everything) for drafter in drafters]
+    assert all(claim.met for claim in accept_claims(every, MODELS))
+    for number, drafter in enumerate(drafters):
+        less = [*every[:number], *every[number + 1 :]]
+        met = {claim.met for claim in accept_claims(less, MODELS) if drafter in claim.id}
+        assert met == {False}
+    partly = [*every[:1], drafting("two-model", (ZERO, PARTIAL, SILENT)), *every[2:]]
     unmet = [claim.id for claim in accept_claims(partly, MODELS) if not claim.met]
     assert unmet == ["claims/dense/two-model/full-accept"]
     assert exit_code(partly, claims(partly)) == 1
