@@ -37,8 +37,10 @@ ITEM_BYTES: Mapping[str, int] = {
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """What a store's entries were computed by; see `identity.py`. All three are hex digests but
-    `model`, which is for people to read."""
+    """What a store's entries were computed by; see `identity.py`.
+
+    `model` is for people to read; the others are hex digests.
+    """
 
     model: str
     fingerprint: str
