@@ -19,12 +19,21 @@ CHUNK = 2048
 
 @dataclass(slots=True)
 class Prompt:
-    """One row's prompt: `processed` of its tokens are in the states, after `forwards` forwards."""
+    """One row's prompt: `processed` of its tokens are in the states, after `forwards` forwards.
+
+    With `pauses`, a forward ends one token before the prompt does, at its `boundary`.
+    """
 
     tokens: Sequence[int]
     row: Row
     processed: int = 0
     forwards: int = 0
+    pauses: bool = False
+
+    @property
+    def boundary(self) -> int:
+        """The last place where a request with the same prompt could still go on."""
+        return len(self.tokens) - 1
 
 
 class Cohort:
@@ -54,6 +63,11 @@ class Cohort:
         """How many tokens each prompt still lacks."""
         return [len(p.tokens) - p.processed - (not self._full) for p in self.prompts]
 
+    @property
+    def at_boundary(self) -> list[int]:
+        """The rows that stand at their prompt's boundary."""
+        return [r for r, p in enumerate(self.prompts) if p.processed == p.boundary]
+
     def step(self, most: int = CHUNK) -> None:
         """One forward of at most `most` >= 1 tokens in all rows together, at least one in each.
 
@@ -64,6 +78,9 @@ class Cohort:
         if not all(lacking := self.lacking):
             raise LawError("a step over prompts of which some are done")
         width = min(*lacking, max(1, most // len(self.prompts)))
+        for prompt in self.prompts:
+            if prompt.pauses and prompt.processed < prompt.boundary:
+                width = min(width, prompt.boundary - prompt.processed)
         chunks = [list(p.tokens[p.processed : p.processed + width]) for p in self.prompts]
         tokens = mx.array(chunks, dtype=mx.uint32)
         try:
@@ -74,9 +91,6 @@ class Cohort:
             for prompt in self.prompts:
                 prompt.processed += width
                 prompt.forwards += 1
-            for prompt, rest in zip(self.prompts, self.lacking, strict=True):
-                if rest == 0:
-                    prompt.row.held += prompt.tokens[:-1]
             if self._full:
                 self._sample_first(logits[:, -1:])
         except BaseException as error:
@@ -87,6 +101,9 @@ class Cohort:
     def rounds(self, depth: int, vocab_size: int) -> Rounds:
         """What these rows, whose prompts are done, go on with."""
         rows = [prompt.row for prompt in self.prompts]
+        if not self._full:
+            for prompt in self.prompts:
+                prompt.row.held += prompt.tokens[:-1]
         return Rounds(
             self.target, self.draft, self.sampling, rows, depth=depth, vocab_size=vocab_size
         )
@@ -116,6 +133,8 @@ class Cohort:
         if not done:
             return
         rows = [self.prompts[r].row for r in done]
+        for r in done:
+            self.prompts[r].row.held += self.prompts[r].tokens[:-1]
         window = mx.array([[row.pending] for row in rows], dtype=mx.uint32)
         held = [row.held for row in rows]
         samples, logprobs = self.sampling.selected(done).choose(

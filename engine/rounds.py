@@ -88,11 +88,15 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Flight:
-    """A launched round. Rows B, longest draft K; arrays are on the device, not waited for."""
+    """A launched round. Rows B, longest draft K; arrays are on the device, not waited for.
+
+    `chains` are the samplers' before its draws.
+    """
 
     draft: Draft
     samples: mx.array  # [B, K+1] the target's own ids
     logprobs: mx.array  # [B, K+1] of those ids
+    chains: tuple[mx.array | None, ...]
 
 
 class Rounds:
@@ -115,7 +119,7 @@ class Rounds:
     ) -> None:
         self.target = target
         self.draft = draft
-        self._sampling = sampling
+        self.sampling = sampling
         self.rows = rows
         self._depth = depth
         self._vocab_size = vocab_size
@@ -156,7 +160,7 @@ class Rounds:
         return Rounds(
             self.target.selected(keep),
             None if self.draft is None else self.draft.selected(keep),
-            self._sampling.selected(keep),
+            self.sampling.selected(keep),
             [self.rows[r] for r in keep],
             depth=self._depth,
             vocab_size=self._vocab_size,
@@ -173,7 +177,7 @@ class Rounds:
         return Rounds(
             self.target.joined(other.target),
             draft,
-            self._sampling.joined(other._sampling),
+            self.sampling.joined(other.sampling),
             [*self.rows, *other.rows],
             depth=self._depth,
             vocab_size=self._vocab_size,
@@ -182,22 +186,23 @@ class Rounds:
     def close(self) -> None:
         """Take back a round that was launched ahead. The state is then settled."""
         if self._ahead is not None:
-            self._ahead = None
+            self.sampling.chains, self._ahead = self._ahead.chains, None
             self.target.resolve([0] * len(self.rows))
 
     def _launch(self, pending: mx.array, *, steps_ahead: int = 0) -> Flight:
         """Draft and verify for pending ids [B, 1]."""
         steps = [row.step + steps_ahead for row in self.rows]
+        chains = self.sampling.chains
         draft = self._propose(steps)
         window = self._window(pending, draft)
         # The pending token itself is never rejected.
         certain = Undo.FORWARDS if steps_ahead else Undo.NOTHING
         self.target.begin(certain if window.shape[1] == 1 else Undo.TOKENS)
         logits = self.target.forward(window)
-        samples, logprobs = self._sampling.choose(logits, self._known(steps_ahead), window, steps)
+        samples, logprobs = self.sampling.choose(logits, self._known(steps_ahead), window, steps)
         chosen = mx.take_along_axis(logprobs, samples[..., None], axis=-1)[..., 0]
         mx.async_eval(samples, chosen)
-        return Flight(draft, samples, chosen)
+        return Flight(draft, samples, chosen, chains)
 
     def _known(self, steps_ahead: int) -> list[list[int]]:
         """Per row, the ids in front of the window that its logits processors may look at.
@@ -205,7 +210,7 @@ class Rounds:
         A round in flight has a window of one: the pending id, which is known but not held yet.
         """
         known: list[list[int]] = []
-        for row, reach in zip(self.rows, self._sampling.reaches, strict=True):
+        for row, reach in zip(self.rows, self.sampling.reaches, strict=True):
             start = 0 if reach is None else max(0, len(row.held) - reach)
             known.append(row.held[start:] + [row.pending] * steps_ahead)
         return known

@@ -53,7 +53,9 @@ def step_key(seed: int, step: int, stream: int = TOKEN_STREAM) -> tuple[int, int
 
 
 class Sampler(Protocol):
-    """Draws for one row."""
+    """Draws for one row. `chain` is what earlier draws leave to later ones: a key, or nothing."""
+
+    chain: mx.array | None
 
     def draw(self, logprobs: mx.array, step: int) -> mx.array:
         """Ids [N] (uint32) for log-probabilities [N, V] at steps `step` .. `step + N - 1`."""
@@ -63,12 +65,16 @@ class Sampler(Protocol):
 class Greedy:
     """The most probable id; the lowest of equals."""
 
+    chain: mx.array | None = None
+
     def draw(self, logprobs: mx.array, step: int) -> mx.array:
         return mx.argmax(logprobs, axis=-1)
 
 
 class Positional:
     """Categorical draws, and XTC's coins, with a key per step. XTC never drops `exempt` ids."""
+
+    chain: mx.array | None = None
 
     def __init__(self, sampling: Sampling, exempt: Sequence[int] = ()) -> None:
         assert sampling.seed is not None, "resolve_seed comes first"
@@ -103,7 +109,7 @@ class Sequential:
         assert sampling.seed is not None, "resolve_seed comes first"
         self._sampling = sampling
         self._exempt = exempt
-        self._state = mx.random.key(sampling.seed)
+        self.chain: mx.array | None = mx.random.key(sampling.seed)
 
     def draw(self, logprobs: mx.array, step: int) -> mx.array:
         if not self._sampling.logits.active:
@@ -118,7 +124,8 @@ class Sequential:
         return mx.random.categorical(logits, key=self._next_key())
 
     def _next_key(self) -> mx.array:
-        self._state, key = mx.random.split(self._state)
+        assert self.chain is not None
+        self.chain, key = mx.random.split(self.chain)
         return key
 
 
@@ -189,6 +196,17 @@ class RowSampling:
         self._processors = tuple(processors) or (None,) * len(self._samplers)
         self.reaches = tuple(0 if p is None else p.reach for p in self._processors)
         self._all_greedy = all(isinstance(s, Greedy) for s in samplers)
+
+    @property
+    def chains(self) -> tuple[mx.array | None, ...]:
+        """Where each row's chain of keys stands."""
+        return tuple(sampler.chain for sampler in self._samplers)
+
+    @chains.setter
+    def chains(self, chains: Sequence[mx.array | None]) -> None:
+        """Go back to what `chains` was, or on from where another process stopped."""
+        for sampler, chain in zip(self._samplers, chains, strict=True):
+            sampler.chain = chain
 
     def selected(self, keep: Sequence[int]) -> RowSampling:
         """That of the rows `keep`, in that order."""
