@@ -9,7 +9,7 @@ import pytest
 
 import engine
 
-CORE = ("entry",)
+CORE = ("entry", "prefixes", "files", "strict", "header", "format")
 
 
 def run(program: str) -> str:
