@@ -54,8 +54,8 @@ def longest(
 
 namespaces = st.sampled_from(["", "adapter"])
 tokens_of = st.one_of(
-    st.lists(st.integers(0, 1), min_size=1, max_size=10),
-    # Few forms, so that many have long prefixes in common and differ in the middle of an edge.
+    st.lists(st.integers(0, 1), min_size=1, max_size=4),  # few, so that many meet
+    # Long common prefixes that end in the middle of an edge.
     st.tuples(st.integers(1, 10), st.integers(0, 3)).map(lambda t: [*[0] * t[0], *[t[1]] * t[1]]),
 )
 reuses = st.builds(Reuse, st.booleans(), st.sampled_from([1, 1, 1, 2, 4, 5, 9]))
@@ -124,6 +124,19 @@ class AgainstLists(RuleBasedStateMachine):
 
 
 TestAgainstLists = AgainstLists.TestCase
+
+
+@pytest.mark.parametrize("first", [[0, 1], [0, 1, 2], [0, 1, 3]])
+def test_of_entries_that_serve_as_much_the_first_added_is_taken(first: list[int]) -> None:
+    """Whether it ends there, or is cut back, or both."""
+    index: PrefixIndex[int] = PrefixIndex()
+    others = [[0, 1], [0, 1, 2], [0, 1, 3]]
+    others.remove(first)
+    for number, tokens in enumerate([first, *others]):
+        index.add("", ids(tokens), ANY if len(tokens) > 2 else WHOLE, number)
+    found = index.longest("", ids([0, 1, 4]))
+    assert found is not None
+    assert (found[0].entry, found[1]) == (0, 2)
 
 
 def test_only_int32_ids_are_taken() -> None:
