@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from .prefill import Prompt
 from .rounds import Row
 from .stops import Piece, TextStream
 from .target import Target
@@ -12,7 +13,6 @@ class Collector:
     """The consumer of one request's row."""
 
     def __init__(self, target: Target, request: Request, seed: int | None) -> None:
-        self._request = request
         self._seed = seed
         self._stream = TextStream(target.tokenizer, request.stop_strings)
         self._taken: list[tuple[int, float, bool, int]] = []
@@ -28,7 +28,12 @@ class Collector:
         events, self._ready = self._ready, []
         return events
 
-    def finish(self, row: Row, prefill_forwards: int) -> tuple[list[TokenEvent], Finish]:
+    @property
+    def logprobs(self) -> list[float]:
+        """Of all tokens taken."""
+        return [logprob for _, logprob, *_ in self._taken]
+
+    def finish(self, row: Row, prompt: Prompt) -> tuple[list[TokenEvent], Finish]:
         """The last events, with what was held back for a stop string that did not come; the end."""
         self._add(self._stream.close())
         content = self._taken[: self._stream.num_content]
@@ -39,9 +44,11 @@ class Collector:
             text=self._stream.text,
             tail=self._stream.tail,
             logprobs=tuple(logprob for _, logprob, *_ in content),
-            usage=Usage(len(self._request.prompt), len(self._taken) + ended_by_eos),
+            usage=Usage(
+                len(prompt.tokens), len(self._taken) + ended_by_eos, prompt.cached
+            ),
             rounds=tuple(row.trace),
-            statistics=Statistics.of(row.trace, prefill_forwards=prefill_forwards),
+            statistics=Statistics.of(row.trace, prefill_forwards=prompt.forwards),
             seed=self._seed,
         )
         return self.ready(), finish

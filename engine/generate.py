@@ -17,6 +17,7 @@ from .rounds import Row
 from .sampling import resolve_seed
 from .state.rows import Rows
 from .target import Target
+from .tiers import Tiers
 from .values import Finish, Request, Sampling, TokenEvent
 
 
@@ -48,6 +49,7 @@ def generate(
     depth: int | None = None,
     live: Live | None = None,
     prefill_chunk: int = CHUNK,
+    tiers: Tiers | None = None,
 ) -> Generator[TokenEvent | Finish, None, None]:
     """Generate one request's tokens: `TokenEvent`s in order, then one `Finish`.
 
@@ -61,6 +63,7 @@ def generate(
         depth: drafts per round, at least 0; the drafter's default if None. Unused without one.
         live: an empty state from `open_live(target)`, for callers who want it afterwards.
         prefill_chunk: prompt tokens per forward, at least 1.
+        tiers: what keeps states between requests; nothing does if None.
 
     Raises:
         BadInput: at the call, for options that cannot be served, or a drafter on a target whose
@@ -77,7 +80,9 @@ def generate(
     depth = check(target, live.target, request, drafter, depth)
     live.in_use = True
     sampling = resolve_seed(request.sampling)
-    return _stream(target, request, sampling, drafter, depth, live, prefill_chunk)
+    return _stream(
+        target, request, sampling, drafter, depth, live, prefill_chunk, tiers or Tiers()
+    )
 
 
 def _stream(
@@ -88,18 +93,19 @@ def _stream(
     depth: int,
     live: Live,
     prefill_chunk: int,
+    tiers: Tiers,
 ) -> Generator[TokenEvent | Finish, None, None]:
     samplers = make_row_sampling(target, sampling)
-    if drafter is not None:
-        if drafter.taps:
-            live.target = target.new_rows(drafter.taps)
-        live.draft = drafter.open(samplers)
     text = Collector(target, request, sampling.seed)
     row = make_row(target, request, text, live.held)
     prompt = Prompt(request.prompt, row)
+    start = tiers.start(target, drafter, samplers, prompt)
+    live.target, live.draft = start.rows, start.draft
     cohort = Cohort(live.target, live.draft, samplers, [prompt])
     while any(cohort.lacking):
         cohort.step(prefill_chunk)
+        if cohort.at_boundary:
+            tiers.keep(target, live.target, live.draft, 0, prompt.tokens[:-1])
     yield from _checked(row, text)
     rounds = cohort.rounds(depth, target.vocab_size)
     try:
@@ -108,7 +114,8 @@ def _stream(
             yield from _checked(row, text)
     finally:
         rounds.close()
-    events, finish = text.finish(row, prompt.forwards)
+    tiers.keep(target, live.target, live.draft, 0, row.held)
+    events, finish = text.finish(row, prompt)
     yield from events
     yield finish
 

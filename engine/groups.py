@@ -25,6 +25,7 @@ from .rounds import Rounds, Row
 from .sampling import RowSampling
 from .streams import Stream
 from .target import Target
+from .tiers import Tiers
 
 
 class Joinable(Protocol):
@@ -77,7 +78,10 @@ class Kind:
 
 @dataclass(slots=True, eq=False)
 class Member:
-    """A request on its way. `number` counts requests; `tokens` and `state_bytes` are at most."""
+    """A request on its way. `number` counts requests; `tokens` and `state_bytes` are at most.
+
+    `key` is what its generation is found by, should it be interrupted.
+    """
 
     number: int
     kind: Kind
@@ -87,6 +91,7 @@ class Member:
     stream: Stream
     tokens: int
     state_bytes: int
+    key: str = ""
 
     @property
     def row(self) -> Row:
@@ -123,9 +128,13 @@ class Groups:
     """All requests in flight. `on_round` is told of every round of every group."""
 
     def __init__(
-        self, limits: Limits, on_round: Callable[[GroupRound], None] | None = None
+        self,
+        limits: Limits,
+        on_round: Callable[[GroupRound], None] | None = None,
+        tiers: Tiers | None = None,
     ) -> None:
         self._limits = limits
+        self._tiers = tiers or Tiers()
         self._on_round = on_round
         self._waiting: deque[Member] = deque()
         self._cohorts: dict[Kind, Batch[Cohort]] = {}
@@ -170,17 +179,16 @@ class Groups:
         while self._waiting and self._has_room(self._waiting[0]):
             member = self._waiting.popleft()
             kind = member.kind
+            # Where keys and values are converted depends on the chunks: each row has its own.
+            alone = member.number if kind.target.quantizes else kind.alone
+            kind = replace(kind, alone=alone)
             try:
-                draft = None if kind.drafter is None else kind.drafter.open(member.sampling)
-                taps = () if kind.drafter is None else kind.drafter.taps
-                rows = kind.target.new_rows(taps)
-                cohort = Cohort(rows, draft, member.sampling, [member.prompt])
+                start = self._tiers.start(kind.target, kind.drafter, member.sampling, member.prompt)
+                cohort = Cohort(start.rows, start.draft, member.sampling, [member.prompt])
             except Exception as error:
                 member.stream.close(error)
                 continue
-            # Where keys and values are converted depends on the chunks: each row has its own.
-            alone = member.number if kind.target.quantizes else kind.alone
-            batch = Batch(replace(kind, alone=alone), cohort, (member,))
+            batch = Batch(kind, cohort, (member,))
             if any(cohort.lacking):
                 _join(self._cohorts, batch)
             else:
@@ -202,6 +210,7 @@ class Groups:
         """One chunk of a cohort, which is in no list meanwhile; rows that are done go on."""
         try:
             batch.stage.step(self._limits.prefill_chunk)
+            self._keep_prompts(batch)
             done = [r for r, lacking in enumerate(batch.stage.lacking) if lacking == 0]
             ready = _part(batch, done)
             rest = _part(batch, [r for r in range(len(batch.members)) if r not in done])
@@ -212,6 +221,20 @@ class Groups:
             _join(self._cohorts, rest)
         if ready is not None:
             self._start(ready)
+
+    def _keep_prompts(self, batch: Batch[Cohort]) -> None:
+        cohort = batch.stage
+        for r in cohort.at_boundary:
+            held = cohort.prompts[r].tokens[:-1]
+            self._tiers.keep(batch.kind.target, cohort.target, cohort.draft, r, held)
+
+    def _keep_retired(self, group: Batch[Rounds]) -> None:
+        """What a row leaves behind, exactly the tokens that it delivered and its state holds."""
+        rounds = group.stage
+        for r, row in enumerate(rounds.rows):
+            if row.end in ("stop", "length"):
+                rounds.close()
+                self._tiers.keep(group.kind.target, rounds.target, rounds.draft, r, row.held)
 
     def _start(self, ready: Batch[Cohort]) -> None:
         """Rows whose prompts are done go into a group."""
@@ -241,6 +264,7 @@ class Groups:
         """Deliver, let go of rows that have ended, and put the others where they belong now."""
         for member in group.members:
             _deliver(member)
+        self._keep_retired(group)
         due = group.stage.target.due
         for wanted in (False, True):
             keep = [
@@ -291,7 +315,7 @@ def _deliver(member: Member) -> None:
         if row.end is None:
             stream.put(*member.text.ready())
         elif row.end in ("stop", "length"):
-            events, finish = member.text.finish(row, member.prompt.forwards)
+            events, finish = member.text.finish(row, member.prompt)
             stream.put(*events, finish)
             stream.close()
         else:

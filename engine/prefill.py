@@ -21,13 +21,15 @@ CHUNK = 2048
 class Prompt:
     """One row's prompt: `processed` of its tokens are in the states, after `forwards` forwards.
 
-    With `pauses`, a forward ends one token before the prompt does, at its `boundary`.
+    The first `cached` of them were not processed but taken from another request's state. With
+    `pauses`, a forward ends one token before the prompt does, at its `boundary`.
     """
 
     tokens: Sequence[int]
     row: Row
     processed: int = 0
     forwards: int = 0
+    cached: int = 0
     pauses: bool = False
 
     @property

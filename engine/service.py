@@ -18,6 +18,7 @@ from .requests import check, drafter_for, make_row, make_row_sampling
 from .sampling import resolve_seed
 from .streams import Stream
 from .target import Target
+from .tiers import Tiers
 from .values import Request
 
 
@@ -32,6 +33,7 @@ class Engine:
         drafters: the first is used by requests that name none.
         adapters: targets made by `target.adapted`, under the names that requests use.
         limits: how much is in flight at once.
+        tiers: what keeps states between requests; nothing does if None.
         on_round: called on the model thread after each round of each group.
     """
 
@@ -42,12 +44,13 @@ class Engine:
         *,
         adapters: Mapping[str, Target] | None = None,
         limits: Limits | None = None,
+        tiers: Tiers | None = None,
         on_round: Callable[[GroupRound], None] | None = None,
     ) -> None:
         self._drafters: Mapping[str, DraftProvider] = {d.id: d for d in drafters}
         self._default = drafters[0].id if drafters else None
         self._limits = limits or Limits()
-        self._groups = Groups(self._limits, on_round)
+        self._groups = Groups(self._limits, on_round, tiers)
         self._targets: dict[str | None, Target] = {None: target}
         self._targets.update(adapters or {})
         # What is asked of the models is asked here, not in the threads that submit.

@@ -219,10 +219,14 @@ class RoundTrace:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Token counts as served: a terminal EOS and the tokens of a stop string count once each."""
+    """Token counts as served: a terminal EOS and the tokens of a stop string count once each.
+
+    `cached_tokens` of the prompt were not processed: their state was kept.
+    """
 
     prompt_tokens: int
     completion_tokens: int
+    cached_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

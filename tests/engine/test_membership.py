@@ -33,7 +33,7 @@ class Company:
         self.own = own
         self.rounds: Rounds | None = None
         self.numbers: list[int] = []
-        self.prefilled: dict[int, int] = {}
+        self.prompts: dict[int, Prompt] = {}
 
     @property
     def taps(self) -> tuple[str, ...]:
@@ -50,7 +50,7 @@ class Company:
         cohort = Cohort(target.new_rows(self.taps), draft, samplers, [prompt])
         while any(cohort.lacking):
             cohort.step(chunk)
-        self.prefilled[number] = prompt.forwards
+        self.prompts[number] = prompt
         if row.end is None:
             self.join(self.go_on(cohort), number)
         else:
@@ -78,7 +78,7 @@ class Company:
 
     def finish(self, row: Row, number: int) -> Finish:
         assert isinstance(row.consumer, Collector)
-        return row.consumer.finish(row, self.prefilled[number])[1]
+        return row.consumer.finish(row, self.prompts[number])[1]
 
     def keep(self, rows: Sequence[int]) -> None:
         """The rows in that order; the state of each holds what its record says."""
