@@ -21,7 +21,8 @@ from mlx_lm.utils import hf_repo_to_path
 from .adapters import FILES, mount
 from .errors import BadInput, one_line
 from .ports import Ports
-from .state.checkpoint import restore_caches
+from .state.checkpoint import restore
+from .state.forms import Held, parse
 from .state.layouts import RECURRENT, Cache, layout_of, leaves
 from .state.membership import no_row_form
 from .state.memory import Footprint, measure
@@ -155,11 +156,26 @@ class Target:
         Raises:
             BadInput: it does not fit this model.
         """
+        return self.rows_holding(parse(layout.split(), tensors), processed, taps)
+
+    def rows_holding(
+        self, captured: Sequence[Held], processed: int, taps: Sequence[str] = ()
+    ) -> Rows:
+        """One row from what `capture` returned after `processed` tokens.
+
+        Raises:
+            BadInput: it does not fit this model.
+        """
         caches = self._new_caches()
         if self._quantization is not None and self._quantization.due(processed):
             self._quantization.converted(caches)
-        restore_caches(caches, layout, tensors, processed)
+        restore(caches, captured, processed)
         return self._rows(caches, processed, taps)
+
+    @property
+    def quantization(self) -> KVQuantization | None:
+        """How keys and values are stored in few bits, if they are."""
+        return self._quantization
 
     @cached_property
     def cannot_share(self) -> tuple[str, ...]:

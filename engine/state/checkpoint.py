@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import mlx.core as mx
 
 from ..errors import BadInput
-from .forms import FORMS
-from .layouts import Cache, layout_of, leaves
+from .forms import Held, load, parse, save
+from .layouts import Cache, leaves
 
 Metadata = Mapping[str, str | int | bool]
 
@@ -43,26 +43,43 @@ def require_schema(checkpoint: Checkpoint, schema: str) -> Attachment:
     return attachment
 
 
-def capture_caches(caches: Sequence[Cache]) -> tuple[str, tuple[mx.array, ...]]:
-    """One row's caches as own arrays, and a line that says how they are laid out.
-
-    The line has one word per leaf, in layer order: the kind, then numbers, joined by colons.
+def capture(caches: Sequence[Cache]) -> tuple[Held, ...]:
+    """What one row's caches hold, leaf by leaf in layer order, in arrays of its own.
 
     Raises:
         BadInput: a layer is of an unknown kind.
     """
-    words: list[str] = []
-    tensors: list[mx.array] = []
-    for leaf in leaves(caches):
-        kind = layout_of(leaf)
-        if kind not in FORMS:
-            raise BadInput(f"cache kind {kind.name} has no checkpoint form")
-        numbers, arrays = FORMS[kind].save(leaf)
-        words.append(":".join([kind.name, *map(str, numbers)]))
-        # Compact, so that a small checkpoint does not keep the row's whole buffer alive.
-        tensors += [mx.contiguous(array) for array in arrays]
-    mx.eval(tensors)
-    return " ".join(words), tuple(tensors)
+    # Compact, so that a small checkpoint does not keep the row's whole buffer alive.
+    captured = [
+        replace(held, arrays=tuple(map(mx.contiguous, held.arrays)))
+        for held in map(save, leaves(caches))
+    ]
+    mx.eval([held.arrays for held in captured])
+    return tuple(captured)
+
+
+def restore(caches: Sequence[Cache], captured: Sequence[Held], tokens: int) -> None:
+    """Fill fresh caches with what such caches held after `tokens` tokens.
+
+    Raises:
+        BadInput: kinds, sizes or lengths do not fit. The caches may then be half filled and are to
+            be dropped.
+    """
+    fresh = leaves(caches)
+    if len(captured) != len(fresh):
+        raise BadInput(f"checkpoint holds {len(captured)} caches, expected {len(fresh)}")
+    for leaf, held in zip(fresh, captured, strict=True):
+        load(leaf, held, tokens)
+
+
+def capture_caches(caches: Sequence[Cache]) -> tuple[str, tuple[mx.array, ...]]:
+    """What `capture` returns as arrays, and a line that says how they are laid out.
+
+    The line has one word per leaf, see `Held.word`.
+    """
+    captured = capture(caches)
+    tensors = tuple(array for held in captured for array in held.arrays)
+    return " ".join(held.word for held in captured), tensors
 
 
 def restore_caches(
@@ -71,26 +88,6 @@ def restore_caches(
     """Fill fresh caches with what `capture_caches` returned after `tokens` tokens.
 
     Raises:
-        BadInput: kinds, sizes, number of arrays or lengths do not fit. The caches may then be
-            half filled and are to be dropped.
+        BadInput: as for `restore`, or the arrays are too few or too many for the line.
     """
-    fresh, words = leaves(caches), layout.split()
-    if len(words) != len(fresh):
-        raise BadInput(f"checkpoint holds {len(words)} caches, expected {len(fresh)}")
-    # Own array objects: a cache writes into the ones it holds.
-    arrays = iter([mx.contiguous(tensor) for tensor in tensors])
-    for leaf, word in zip(fresh, words, strict=True):
-        kind = layout_of(leaf)
-        name, *numbers = word.split(":")
-        if name != kind.name or kind not in FORMS:
-            raise BadInput(f"checkpoint holds a {name} cache where the model has {kind.name}")
-        try:
-            FORMS[kind].load(leaf, [int(number) for number in numbers], arrays, tokens)
-        except BadInput:
-            raise
-        except StopIteration as error:
-            raise BadInput(f"checkpoint holds {len(tensors)} arrays, too few") from error
-        except ValueError as error:
-            raise BadInput(f"a {name} cache of the checkpoint is malformed: {word}") from error
-    if len(list(arrays)):
-        raise BadInput(f"checkpoint holds {len(tensors)} arrays, too many")
+    restore(caches, parse(layout.split(), tensors), tokens)

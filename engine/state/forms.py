@@ -1,100 +1,238 @@
-"""How each cache kind is stored in a checkpoint: numbers and arrays out, and back.
+"""What one row's cache holds, as a value: how each kind gives it out, takes it in, and is cut.
 
-Arrays go out and come in as they are; who owns them is the caller's business.
+The same value is what checkpoints, the RAM tier and files keep. Arrays go out as they are: who owns
+them is the caller's business. What a cache was filled with it never changes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any
 
 import mlx.core as mx
 
 from ..errors import BadInput
-from .layouts import CHUNKED, CONCATENATED, PLAIN, QUANTIZED, RECURRENT, RING, Cache, Layout
+from .layouts import (
+    CHUNKED,
+    CONCATENATED,
+    PLAIN,
+    QUANTIZED,
+    RECURRENT,
+    RING,
+    Cache,
+    Layout,
+    handle,
+    layout_of,
+)
+
+Numbers = tuple[int, ...]
+Arrays = tuple[mx.array, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Form:
-    """One kind. `load` fills a fresh cache and takes its arrays from the iterator.
+@dataclass(frozen=True, slots=True, eq=False)
+class Held:
+    """What a cache holds: its kind's name, numbers, and arrays that nobody changes.
 
     A cache that holds nothing, as in a layer that the model never uses, has no numbers.
     """
 
-    save: Callable[[Cache], tuple[list[int], list[mx.array]]]
-    load: Callable[[Cache, list[int], Iterator[mx.array], int], None]
+    kind: str
+    numbers: Numbers
+    arrays: Arrays
+
+    @property
+    def word(self) -> str:
+        """The kind and the numbers, joined by colons."""
+        return ":".join([self.kind, *map(str, self.numbers)])
 
 
-def _save_columns(cache: Cache) -> tuple[list[int], list[mx.array]]:
+@dataclass(frozen=True, slots=True)
+class Form:
+    """One kind: what `save`, `load`, `parse` and `cut` need to know of it.
+
+    `number_of_arrays(numbers)` belong to those numbers, of which the first is how many tokens the
+    cache has seen, if it is `positioned`. `cut_from(numbers)`: see `cut_from`.
+    """
+
+    save: Callable[[Cache], tuple[Sequence[int], Sequence[mx.array]]]
+    load: Callable[[Cache, Numbers, Arrays], None]
+    number_of_arrays: Callable[[Numbers], int]
+    cut_from: Callable[[Numbers], int | None]
+    cut: Callable[[Numbers, Arrays, int], tuple[Numbers, Arrays]]
+    positioned: bool = True
+
+
+def save(cache: Cache) -> Held:
+    """What a cache of one row holds.
+
+    Raises:
+        BadInput: it is of an unknown kind.
+    """
+    kind = layout_of(cache).name
+    numbers, arrays = _form(kind).save(cache)
+    return Held(kind, tuple(numbers), tuple(arrays))
+
+
+def load(cache: Cache, held: Held, tokens: int) -> None:
+    """Fill a fresh cache with what one held after `tokens` tokens.
+
+    Raises:
+        BadInput: kind, sizes or lengths do not fit. The cache may then be half filled.
+    """
+    kind = layout_of(cache).name
+    if held.kind != kind:
+        raise BadInput(f"checkpoint holds a {held.kind} cache where the model has {kind}")
+    require_position(held, tokens)
+    if held.numbers:
+        try:
+            # Objects of its own: a cache writes into the arrays that it has.
+            _form(kind).load(cache, held.numbers, tuple(map(handle, held.arrays)))
+        except BadInput:
+            raise
+        except ValueError as error:
+            raise _malformed(held.kind, held.word) from error
+
+
+def parse(words: Sequence[str], arrays: Sequence[mx.array]) -> list[Held]:
+    """The reverse of `Held.word`, each with its share of the arrays.
+
+    Raises:
+        BadInput: a word is malformed, or there are too few or too many arrays.
+    """
+    left, found = iter(arrays), []
+    for word in words:
+        kind, *rest = word.split(":")
+        form = _form(kind)
+        try:
+            numbers = tuple(map(int, rest))
+            wanted = form.number_of_arrays(numbers) if numbers else 0
+            form.cut_from(numbers) if numbers else None
+        except (ValueError, ArithmeticError) as error:
+            raise _malformed(kind, word) from error
+        own = tuple(islice(left, wanted))
+        if len(own) < wanted:
+            raise BadInput(f"checkpoint holds {len(arrays)} arrays, too few")
+        found.append(Held(kind, numbers, own))
+    if list(left):
+        raise BadInput(f"checkpoint holds {len(arrays)} arrays, too many")
+    return found
+
+
+def require_position(held: Held, tokens: int) -> None:
+    """Refuse what stands elsewhere than behind `tokens` tokens.
+
+    Raises:
+        BadInput: naming both numbers.
+    """
+    if held.numbers and _form(held.kind).positioned and held.numbers[0] != tokens:
+        raise BadInput(f"a checkpoint cache stands at {held.numbers[0]} tokens, expected {tokens}")
+
+
+def cut_from(held: Held) -> int | None:
+    """The least n for which `cut` is possible, as it is for every larger one; None: it never is."""
+    return _form(held.kind).cut_from(held.numbers) if held.numbers else 1
+
+
+def cut(held: Held, n: int) -> Held:
+    """What a cache that has seen n tokens at least would hold had it seen only the first n of them.
+
+    The arrays are parts of the longer ones.
+    """
+    if not held.numbers:
+        return held
+    numbers, arrays = _form(held.kind).cut(held.numbers, held.arrays, n)
+    return Held(held.kind, numbers, arrays)
+
+
+def _form(kind: str) -> Form:
+    if kind not in FORMS:
+        raise BadInput(f"cache kind {kind} has no checkpoint form")
+    return FORMS[kind]
+
+
+def _malformed(kind: str, word: str) -> BadInput:
+    return BadInput(f"a {kind} cache of the checkpoint is malformed: {word}")
+
+
+def _save_columns(cache: Cache) -> tuple[Sequence[int], Sequence[mx.array]]:
     if cache.keys is None:
-        return [], []
-    keys, values = cache.keys_and_values()
-    return [cache.offset], [keys, values]
+        return (), ()
+    return (cache.offset,), cache.keys_and_values()
 
 
-def _load_columns(
-    cache: Cache, numbers: list[int], arrays: Iterator[mx.array], tokens: int
-) -> None:
-    if numbers:
-        (cache.offset,) = numbers
-        cache.keys, cache.values = _pair(arrays, cache.offset, tokens, cache.offset)
+def _load_columns(cache: Cache, numbers: Numbers, arrays: Arrays) -> None:
+    (cache.offset,) = numbers
+    cache.keys, cache.values = _of_columns(arrays, cache.offset)
 
 
-def _save_quantized(cache: Cache) -> tuple[list[int], list[mx.array]]:
+def _save_quantized(cache: Cache) -> tuple[Sequence[int], Sequence[mx.array]]:
     if cache.keys is None:
-        return [], []
+        return (), ()
     keys, values = cache.keys_and_values()
-    return [cache.offset, cache.group_size, cache.bits], [*keys, *values]
+    return (cache.offset, cache.group_size, cache.bits), (*keys, *values)
 
 
-def _load_quantized(
-    cache: Cache, numbers: list[int], arrays: Iterator[mx.array], tokens: int
-) -> None:
-    if numbers:
-        cache.offset, group_size, bits = numbers
-        _same("group size and bits", (group_size, bits), (cache.group_size, cache.bits))
-        parts = [_pair(arrays, cache.offset, tokens, cache.offset) for _ in range(3)]
-        flat = [array for pair in parts for array in pair]
-        # Lists: the cache writes into their entries.
-        cache.keys, cache.values = flat[:3], flat[3:]
+def _load_quantized(cache: Cache, numbers: Numbers, arrays: Arrays) -> None:
+    cache.offset, group_size, bits = numbers
+    _same("group size and bits", (group_size, bits), (cache.group_size, cache.bits))
+    parts = _of_columns(arrays, cache.offset)
+    # Lists: the cache writes into their entries.
+    cache.keys, cache.values = parts[:3], parts[3:]
 
 
-def _save_ring(cache: Cache) -> tuple[list[int], list[mx.array]]:
+def _save_ring(cache: Cache) -> tuple[Sequence[int], Sequence[mx.array]]:
     """Whole, as it lies: where the next token goes depends on that."""
     if cache.keys is None:
-        return [], []
-    numbers = [cache.offset, cache._idx, cache.max_size, cache.keep, cache.keys.shape[2]]
-    return numbers, [cache.keys, cache.values]
+        return (), ()
+    numbers = (cache.offset, cache._idx, cache.max_size, cache.keep, cache.keys.shape[2])
+    return numbers, (cache.keys, cache.values)
 
 
-def _load_ring(cache: Cache, numbers: list[int], arrays: Iterator[mx.array], tokens: int) -> None:
-    if numbers:
-        cache.offset, cache._idx, max_size, keep, columns = numbers
-        _same("window and kept tokens", (max_size, keep), (cache.max_size, cache.keep))
-        if columns < min(cache.offset, max_size) or not 0 <= cache._idx <= columns:
-            raise ValueError(columns)
-        cache.keys, cache.values = _pair(arrays, cache.offset, tokens, columns)
+def _load_ring(cache: Cache, numbers: Numbers, arrays: Arrays) -> None:
+    cache.offset, cache._idx, max_size, keep, columns = numbers
+    _same("window and kept tokens", (max_size, keep), (cache.max_size, cache.keep))
+    if columns < min(cache.offset, max_size) or not 0 <= cache._idx <= columns:
+        raise ValueError(columns)
+    cache.keys, cache.values = _of_columns(arrays, columns)
 
 
-def _save_chunked(cache: Cache) -> tuple[list[int], list[mx.array]]:
+def _ring_cut_from(numbers: Numbers) -> int | None:
+    """Only while no token has been dropped: until then the next one goes behind the last."""
+    offset, index, *_ = numbers
+    return 1 if index == offset else None
+
+
+def _cut_ring(numbers: Numbers, arrays: Arrays, n: int) -> tuple[Numbers, Arrays]:
+    _, _, max_size, keep, _ = numbers
+    return (n, n, max_size, keep, n), _first_columns(arrays, n)
+
+
+def _save_chunked(cache: Cache) -> tuple[Sequence[int], Sequence[mx.array]]:
     if cache.keys is None:
-        return [], []
-    numbers = [cache.offset, cache.start_position, cache.chunk_size]
-    return numbers, list(cache.keys_and_values())
+        return (), ()
+    return (cache.offset, cache.start_position, cache.chunk_size), cache.keys_and_values()
 
 
-def _load_chunked(
-    cache: Cache, numbers: list[int], arrays: Iterator[mx.array], tokens: int
-) -> None:
-    if numbers:
-        cache.offset, cache.start_position, chunk_size = numbers
-        _same("chunk size", chunk_size, cache.chunk_size)
-        columns = cache.offset - cache.start_position
-        cache.keys, cache.values = _pair(arrays, cache.offset, tokens, columns)
+def _load_chunked(cache: Cache, numbers: Numbers, arrays: Arrays) -> None:
+    cache.offset, cache.start_position, chunk_size = numbers
+    _same("chunk size", chunk_size, cache.chunk_size)
+    cache.keys, cache.values = _of_columns(arrays, cache.offset - cache.start_position)
 
 
-def _save_recurrent(cache: Cache) -> tuple[list[int], list[mx.array]]:
+def _chunked_cut_from(numbers: Numbers) -> int:
+    """The first boundary between chunks in what is held: a token sees its own chunk and no more."""
+    _, start, chunk_size = numbers
+    return max(1, -(-start // chunk_size) * chunk_size)
+
+
+def _cut_chunked(numbers: Numbers, arrays: Arrays, n: int) -> tuple[Numbers, Arrays]:
+    _, start, chunk_size = numbers
+    return (n, start, chunk_size), _first_columns(arrays, n - start)
+
+
+def _save_recurrent(cache: Cache) -> tuple[Sequence[int], Sequence[mx.array]]:
     """The numbers say which slots are filled."""
     if cache.left_padding is not None or cache.lengths is not None:
         raise BadInput("a recurrent cache with padding has no checkpoint form")
@@ -102,23 +240,29 @@ def _save_recurrent(cache: Cache) -> tuple[list[int], list[mx.array]]:
     return [int(slot is not None) for slot in cache.cache], filled
 
 
-def _load_recurrent(cache: Cache, numbers: list[int], arrays: Iterator[mx.array]) -> None:
+def _load_recurrent(cache: Cache, numbers: Numbers, arrays: Arrays) -> None:
     _same("slots", len(numbers), len(cache.cache))
-    cache.cache = [next(arrays) if filled else None for filled in numbers]
-    if any(slot is not None and slot.shape[0] != 1 for slot in cache.cache):
+    if any(array.ndim < 1 or array.shape[0] != 1 for array in arrays):
         raise BadInput("a recurrent array of the checkpoint does not hold 1 row")
+    slots = iter(arrays)
+    cache.cache = [next(slots) if filled else None for filled in numbers]
 
 
-def _pair(
-    arrays: Iterator[mx.array], offset: int, tokens: int, columns: int
-) -> tuple[mx.array, mx.array]:
-    """Keys and values [1, heads, columns, dim] of a cache that stands at `tokens`."""
-    if offset != tokens:
-        raise BadInput(f"a checkpoint cache stands at {offset} tokens, expected {tokens}")
-    pair = next(arrays), next(arrays)
-    if any(array.ndim != 4 or array.shape[2] != columns for array in pair):
+def _of_columns(arrays: Arrays, columns: int) -> list[mx.array]:
+    """The arrays, if they are [1, heads, columns, dim]."""
+    if any(array.ndim != 4 or array.shape[2] != columns for array in arrays):
         raise BadInput(f"a checkpoint array does not hold {columns} tokens")
-    return pair
+    if any(array.shape[0] != 1 for array in arrays):
+        raise BadInput("a checkpoint array does not hold 1 row")
+    return list(arrays)
+
+
+def _first_columns(arrays: Arrays, n: int) -> Arrays:
+    return tuple(array[:, :, :n] for array in arrays)
+
+
+def _cut_columns(numbers: Numbers, arrays: Arrays, n: int) -> tuple[Numbers, Arrays]:
+    return (n, *numbers[1:]), _first_columns(arrays, n)
 
 
 def _same(what: str, ours: Any, theirs: Any) -> None:
@@ -126,14 +270,41 @@ def _same(what: str, ours: Any, theirs: Any) -> None:
         raise BadInput(f"{what} of a checkpoint cache are {ours}, the model's are {theirs}")
 
 
-FORMS: Mapping[Layout, Form] = {
-    PLAIN: Form(_save_columns, _load_columns),
-    CONCATENATED: Form(_save_columns, _load_columns),
-    QUANTIZED: Form(_save_quantized, _load_quantized),
-    RING: Form(_save_ring, _load_ring),
-    CHUNKED: Form(_save_chunked, _load_chunked),
+_COLUMNS = Form(
+    _save_columns,
+    _load_columns,
+    number_of_arrays=lambda numbers: 2,
+    cut_from=lambda numbers: 1,
+    cut=_cut_columns,
+)
+
+_FORMS: Mapping[Layout, Form] = {
+    PLAIN: _COLUMNS,
+    CONCATENATED: _COLUMNS,
+    QUANTIZED: replace(
+        _COLUMNS,
+        save=_save_quantized,
+        load=_load_quantized,
+        number_of_arrays=lambda numbers: 6,
+    ),
+    RING: replace(
+        _COLUMNS, save=_save_ring, load=_load_ring, cut_from=_ring_cut_from, cut=_cut_ring
+    ),
+    CHUNKED: replace(
+        _COLUMNS,
+        save=_save_chunked,
+        load=_load_chunked,
+        cut_from=_chunked_cut_from,
+        cut=_cut_chunked,
+    ),
     RECURRENT: Form(
         _save_recurrent,
-        lambda cache, numbers, arrays, tokens: _load_recurrent(cache, numbers, arrays),
+        _load_recurrent,
+        number_of_arrays=lambda filled: sum(map(bool, filled)),
+        cut_from=lambda filled: None if any(filled) else 1,
+        cut=lambda filled, arrays, n: (filled, arrays),
+        positioned=False,
     ),
 }
+
+FORMS: Mapping[str, Form] = {layout.name: form for layout, form in _FORMS.items()}

@@ -41,6 +41,7 @@ def test_foreign_captures_are_refused() -> None:
     other = rows_of("qwen3_5")
     feed(other, ids(12))
     recurrent, states = capture_caches(other.caches)
+    halves = [states[i] for i in (0, 2, 3, 4, 6, 7)]  # one array of each recurrent layer is lacking
     for family, words, arrays, tokens, message in (
         ("qwen3_5", layout, tensors, 12, "expected 4|where the model has"),
         ("gemma4_text", layout, tensors[:-1], 12, "too few"),
@@ -49,8 +50,11 @@ def test_foreign_captures_are_refused() -> None:
         ("gemma4_text", layout, [t[:, :, :-1] for t in tensors], 12, "does not hold"),
         ("gemma4_text", layout.replace(":8:0:", ":9:0:"), tensors, 12, "window"),
         ("gemma4_text", layout.replace("ring:", "ring:x"), tensors, 12, "malformed"),
-        ("gemma4_text", "None", tensors, 12, "holds 1 caches"),
-        ("qwen3_5", recurrent.replace("recurrent:1:1", "recurrent:1"), states, 12, "slots"),
+        ("gemma4_text", layout.replace("ring:12", "ring"), tensors, 12, "malformed"),
+        ("gemma4_text", "None", tensors, 12, "None has no checkpoint form"),
+        ("gemma4_text", "plain:12", tensors[:2], 12, "holds 1 caches"),
+        ("gemma4_text", layout, [mx.repeat(t, 2, axis=0) for t in tensors], 12, "1 row"),
+        ("qwen3_5", recurrent.replace("recurrent:1:1", "recurrent:1"), halves, 12, "slots"),
         ("qwen3_5", recurrent, [mx.repeat(s, 2, axis=0) for s in states], 12, "1 row"),
     ):
         with pytest.raises(BadInput, match=message):
