@@ -13,7 +13,7 @@ class Collector:
     """The consumer of one request's row."""
 
     def __init__(self, target: Target, request: Request, seed: int | None) -> None:
-        self._seed = seed
+        self.seed = seed
         self._stream = TextStream(target.tokenizer, request.stop_strings)
         self._taken: list[tuple[int, float, bool, int]] = []
         self._ready: list[TokenEvent] = []
@@ -44,12 +44,10 @@ class Collector:
             text=self._stream.text,
             tail=self._stream.tail,
             logprobs=tuple(logprob for _, logprob, *_ in content),
-            usage=Usage(
-                len(prompt.tokens), len(self._taken) + ended_by_eos, prompt.cached
-            ),
+            usage=Usage(len(prompt.tokens), len(self._taken) + ended_by_eos, prompt.cached),
             rounds=tuple(row.trace),
             statistics=Statistics.of(row.trace, prefill_forwards=prompt.forwards),
-            seed=self._seed,
+            seed=self.seed,
         )
         return self.ready(), finish
 

@@ -80,9 +80,7 @@ def generate(
     depth = check(target, live.target, request, drafter, depth)
     live.in_use = True
     sampling = resolve_seed(request.sampling)
-    return _stream(
-        target, request, sampling, drafter, depth, live, prefill_chunk, tiers or Tiers()
-    )
+    return _stream(target, request, sampling, drafter, depth, live, prefill_chunk, tiers or Tiers())
 
 
 def _stream(

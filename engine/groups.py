@@ -26,6 +26,7 @@ from .sampling import RowSampling
 from .streams import Stream
 from .target import Target
 from .tiers import Tiers
+from .values import Request
 
 
 class Joinable(Protocol):
@@ -78,12 +79,10 @@ class Kind:
 
 @dataclass(slots=True, eq=False)
 class Member:
-    """A request on its way. `number` counts requests; `tokens` and `state_bytes` are at most.
-
-    `key` is what its generation is found by, should it be interrupted.
-    """
+    """A request on its way. `number` counts requests; `tokens` and `state_bytes` are at most."""
 
     number: int
+    request: Request
     kind: Kind
     sampling: RowSampling
     prompt: Prompt
@@ -91,7 +90,6 @@ class Member:
     stream: Stream
     tokens: int
     state_bytes: int
-    key: str = ""
 
     @property
     def row(self) -> Row:
@@ -158,6 +156,22 @@ class Groups:
         for kind in list(self._groups):
             self._round(self._groups.pop(kind))
 
+    def suspend(self) -> int:
+        """Keep what has been generated and not ended; how many requests can go on later."""
+        return sum(
+            self._tiers.suspend(
+                group.kind.target,
+                member.request,
+                member.text.seed,
+                group.stage,
+                r,
+                member.prompt,
+                member.text.logprobs,
+            )
+            for group in self._groups.values()
+            for r, member in enumerate(group.members)
+        )
+
     def close(self, error: BaseException) -> None:
         """End every request with that error."""
         members = [*self._waiting, *self._flying()]
@@ -183,6 +197,9 @@ class Groups:
             alone = member.number if kind.target.quantizes else kind.alone
             kind = replace(kind, alone=alone)
             try:
+                if (rounds := self._resumed(kind, member)) is not None:
+                    self._regroup(Batch(kind, rounds, (member,)))
+                    continue
                 start = self._tiers.start(kind.target, kind.drafter, member.sampling, member.prompt)
                 cohort = Cohort(start.rows, start.draft, member.sampling, [member.prompt])
             except Exception as error:
@@ -193,6 +210,25 @@ class Groups:
                 _join(self._cohorts, batch)
             else:
                 self._start(batch)
+
+    def _resumed(self, kind: Kind, member: Member) -> Rounds | None:
+        """The rounds of a generation that was interrupted, its reader told of what has been."""
+        found = self._tiers.unfinished(
+            kind.target, kind.drafter, kind.depth, member.request, member.prompt
+        )
+        if found is None:
+            return None
+        member.sampling, member.text.seed = found.samplers, found.sampling.seed
+        found.journal.replay(member.prompt)
+        start, rows = found.start, [member.row]
+        return Rounds(
+            start.rows,
+            start.draft,
+            found.samplers,
+            rows,
+            depth=kind.depth,
+            vocab_size=kind.target.vocab_size,
+        )
 
     def _has_room(self, member: Member) -> bool:
         flying, limits = self._flying(), self._limits
@@ -234,7 +270,9 @@ class Groups:
         for r, row in enumerate(rounds.rows):
             if row.end in ("stop", "length"):
                 rounds.close()
-                self._tiers.keep(group.kind.target, rounds.target, rounds.draft, r, row.held)
+                kind, request = group.kind, group.members[r].request
+                self._tiers.keep(kind.target, rounds.target, rounds.draft, r, row.held)
+                self._tiers.finished(kind.target, kind.drafter, kind.depth, request)
 
     def _start(self, ready: Batch[Cohort]) -> None:
         """Rows whose prompts are done go into a group."""

@@ -21,6 +21,7 @@ from .errors import LawError
 from .host import read
 from .sampling import RowSampling
 from .state.donors import Donor
+from .state.layouts import Cache
 from .state.rows import Undo
 from .values import RoundTrace
 
@@ -51,6 +52,8 @@ class TargetRows(Protocol):
     def poison(self, error: BaseException) -> None: ...
 
     def arrays(self) -> list[Any]: ...
+
+    def lowered(self, row: int) -> list[Cache]: ...
 
     def selected(self, keep: Sequence[int]) -> Self: ...
 
@@ -121,7 +124,7 @@ class Rounds:
         self.draft = draft
         self.sampling = sampling
         self.rows = rows
-        self._depth = depth
+        self.depth = depth
         self._vocab_size = vocab_size
         self._no_draft = Draft.of([[] for _ in rows])
         self._ahead: Flight | None = None
@@ -162,7 +165,7 @@ class Rounds:
             None if self.draft is None else self.draft.selected(keep),
             self.sampling.selected(keep),
             [self.rows[r] for r in keep],
-            depth=self._depth,
+            depth=self.depth,
             vocab_size=self._vocab_size,
         )
 
@@ -179,7 +182,7 @@ class Rounds:
             draft,
             self.sampling.joined(other.sampling),
             [*self.rows, *other.rows],
-            depth=self._depth,
+            depth=self.depth,
             vocab_size=self._vocab_size,
         )
 
@@ -220,7 +223,7 @@ class Rounds:
             return self._no_draft
         # A row drafts no more in company than it would alone.
         caps = [
-            min(self._depth, row.remaining, self._depth if longest is None else longest - 1)
+            min(self.depth, row.remaining, self.depth if longest is None else longest - 1)
             for row, longest in zip(self.rows, self.target.longest_windows, strict=True)
         ]
         depth = max(caps)

@@ -114,12 +114,17 @@ class Engine:
         self._thread.start()
 
     def close(self) -> None:
-        """End all requests and the thread."""
+        """End all requests and the thread; what a durable tier is to keep is then in its files.
+
+        A generation in flight is kept too, and goes on if the same request comes again.
+        """
         with self._changed:
-            self._closed = True
+            closed, self._closed = self._closed, True
             self._changed.notify()
         if self._thread is not None:
             self._thread.join()
+        elif not closed:
+            self._groups.suspend()
         self._end(BadInput("the engine is closed"))
 
     def __enter__(self) -> Engine:
@@ -140,6 +145,7 @@ class Engine:
                 if not self.turn():
                     with self._changed:
                         self._changed.wait_for(lambda: self._inbox or self._closed)
+            self._groups.suspend()
         except BaseException as error:
             with self._changed:
                 self._closed = True
@@ -203,6 +209,7 @@ class Engine:
 
         return Member(
             number=number,
+            request=request,
             kind=Kind(target, drafter, depth, alone=alone),
             sampling=make_row_sampling(target, sampling),
             prompt=Prompt(request.prompt, row),

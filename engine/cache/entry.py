@@ -90,7 +90,8 @@ class Generation:
 
     `key` stands for all that decides the text; `namespace` is the one its prompt is cached under;
     `generated` are the tokens emitted so far; `pending` is the one that the state does not hold;
-    `rng` is the state of a sequential sampler's generator, if there is one.
+    `rng` is the state of a sequential sampler's generator, if there is one; `journal` is what the
+    engine writes down of its rounds, and reads alone.
     """
 
     key: str
@@ -101,6 +102,7 @@ class Generation:
     seed: int
     seed_was_explicit: bool
     rng: tuple[int, ...] | None = None
+    journal: str = ""
 
 
 @dataclass(frozen=True, slots=True)

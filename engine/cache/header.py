@@ -103,7 +103,8 @@ def _texts(entry: Entry) -> Iterable[str]:
         for key, value in attachment.metadata.items():
             yield from (key, str(value))
     if entry.generation is not None:
-        yield from (entry.generation.key, entry.generation.namespace)
+        generation = entry.generation
+        yield from (generation.key, generation.namespace, generation.journal)
     for key, value in entry.foreign.items():
         yield from (key, value)
 
@@ -155,6 +156,7 @@ def _generation_fields(generation: Generation) -> dict[str, Any]:
         "seed": generation.seed,
         "seed_was_explicit": generation.seed_was_explicit,
         "rng": generation.rng,
+        "journal": generation.journal,
     }
 
 
@@ -220,6 +222,7 @@ def _generation_of(value: Any) -> Generation:
         "pending": int,
         "seed": int,
         "seed_was_explicit": bool,
+        "journal": str,
     }
     rng = value.pop("rng", False) if isinstance(value, dict) else False
     fields = object_of(value, kinds)
@@ -252,8 +255,9 @@ def tensors_of(fields: Mapping[str, Any], nbytes: int) -> tuple[TensorSpec, ...]
         shape = items_of(found["shape"], int)
         if found["dtype"] not in ITEM_BYTES:
             raise Damaged(f"{name[:80]}: dtype {found['dtype'][:40]!r}")
-        if len(shape) > MAX_DIMENSIONS or not all(0 <= n <= MAX_LENGTH for n in shape):
-            raise Damaged(f"{name[:80]}: a shape of {len(shape)} dimensions, or too long in one")
+        # Before they are multiplied; `check` looks at the shape itself.
+        if len(shape) > MAX_DIMENSIONS:
+            raise Damaged(f"{name[:80]}: a shape of {len(shape)} dimensions")
         tensor = TensorSpec(name, found["dtype"], shape)
         begin, end = end, end + tensor.nbytes
         if items_of(found["data_offsets"], int) != (begin, end):

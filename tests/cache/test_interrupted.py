@@ -1,0 +1,162 @@
+"""A generation that was interrupted goes on as if it had not been (law `resume`)."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from engine import Engine, Finish, Limits, Request, Sampling, Stream, Target, generate
+from engine.tiers import Tiers, open_tiers
+from tests.engine.conftest import last
+from tests.engine.pools import PAIRS, Pool, drafter_of, pool, target_of
+
+
+def begun(
+    own: Pool, requests: Sequence[Request], tiers: Tiers, rows: int
+) -> tuple[Engine, list[Stream]]:
+    drafters = [own.drafter] if own.drafter else []
+    engine = Engine(own.target, drafters, limits=Limits(rows=rows), tiers=tiers)
+    return engine, [engine.submit(request) for request in requests]
+
+
+def same_stream(got: Finish, alone: Finish) -> bool:
+    """All of it: text, trace, statistics; log-probabilities up to rounding.
+
+    How many forwards a prompt takes depends on its company, and on what of it was kept.
+    """
+    forwards = alone.statistics.target_forwards
+    statistics = replace(got.statistics, target_forwards=forwards)
+    usage = replace(got.usage, cached_tokens=0)
+    plain = replace(got, logprobs=(), usage=usage, statistics=statistics)
+    close = all(abs(a - b) < 1e-3 for a, b in zip(got.logprobs, alone.logprobs, strict=True))
+    return close and plain == replace(alone, logprobs=())
+
+
+@pytest.mark.parametrize(("family", "kind"), PAIRS)
+def test_resume_at_any_round(family: str, kind: str, tmp_path: Path) -> None:
+    """Interrupted twice, alone and in company, greedy and sampled."""
+    own = pool(family, kind)
+    requests = [replace(r, max_tokens=24) for r in own.requests[:12]]
+    alone = [last(list(generate(own.target, r, own.drafter))) for r in requests]
+    draw = random.Random(f"{family} {kind}")
+    resumed = 0
+    for world in range(4):
+        chosen = draw.sample(range(12), 3)
+        rows = draw.randint(1, 3)
+        for _ in range(2):
+            # Without a RAM tier to start from, and so with nothing but the generation's own state.
+            tiers = open_tiers(own.target, ram_bytes=0, ssd=tmp_path / str(world))
+            engine, streams = begun(own, [requests[i] for i in chosen], tiers, rows)
+            for _ in range(draw.randint(1, 9)):
+                engine.turn()
+            engine.close()
+        tiers = open_tiers(own.target, ram_bytes=0, ssd=tmp_path / str(world))
+        engine, streams = begun(own, [requests[i] for i in chosen], tiers, rows)
+        engine.turn()
+        resumed += sum(bool(list(stream._events)) for stream in streams)
+        while engine.turn():
+            pass
+        for number, stream in zip(chosen, streams, strict=True):
+            assert same_stream(stream.result(), alone[number]), number
+        # Nothing is left to go on with.
+        left = [f for f in (tmp_path / str(world)).rglob("*") if b"__generation" in _head(f)]
+        assert not left
+    assert resumed
+
+
+def _head(file: Path) -> bytes:
+    return file.read_bytes()[:4096] if file.is_file() else b""
+
+
+def test_resume_of_a_seed_that_was_drawn(tmp_path: Path) -> None:
+    """The draws go on with the seed of the first half, and the whole is what that seed gives."""
+    target = target_of("dense")
+    own = Pool(target, None, (), ())
+    request = Request(tuple(target.encode("Name: ")), 24, Sampling(temperature=1.0))
+    engine, _ = begun(own, [request], open_tiers(target, ssd=tmp_path), 1)
+    for _ in range(9):
+        engine.turn()
+    engine.close()
+    engine, (stream,) = begun(own, [request], open_tiers(target, ssd=tmp_path), 1)
+    while engine.turn():
+        pass
+    finish = stream.result()
+    assert finish.seed is not None
+    seeded = replace(request, sampling=replace(request.sampling, seed=finish.seed))
+    assert same_stream(finish, last(list(generate(target, seeded))))
+
+
+@pytest.mark.parametrize("kind", ["off", "two-model"])
+def test_resume_of_a_chain_of_keys(kind: str, tmp_path: Path) -> None:
+    """`sequential`: the chain goes on where it stood, drafts and rejected positions counted."""
+    target, drafter = target_of("dense"), drafter_of("dense", kind)
+    own = Pool(target, drafter, (), ())
+    sampling = Sampling(temperature=1.0, seed=3, rng="sequential")
+    request = Request(tuple(target.encode("Name: ")), 24, sampling)
+    alone = last(list(generate(target, request, drafter)))
+    for turns in (3, 5, 8):
+        folder = tmp_path / str(turns)
+        engine, _ = begun(own, [request], open_tiers(target, ssd=folder), 1)
+        for _ in range(turns):
+            engine.turn()
+        engine.close()
+        engine, (stream,) = begun(own, [request], open_tiers(target, ssd=folder), 1)
+        while engine.turn():
+            pass
+        assert same_stream(stream.result(), alone)
+
+
+def test_another_request_does_not_go_on(tmp_path: Path) -> None:
+    """`identity`: other budget, sampling, stops, drafter or depth, and the same prompt."""
+    target, drafter = target_of("dense"), drafter_of("dense", "ngram")
+    request = Request(tuple(target.encode("Name: ")), 24)
+    engine, _ = begun(Pool(target, None, (), ()), [request], open_tiers(target, ssd=tmp_path), 1)
+    for _ in range(6):
+        engine.turn()
+    engine.close()
+    others = [
+        (replace(request, max_tokens=23), None),
+        (replace(request, sampling=Sampling(temperature=1.0, seed=1)), None),
+        (replace(request, stop_ids=frozenset({7})), None),
+        (replace(request, stop_strings=("zz",)), None),
+        (request, drafter),
+    ]
+    for other, own in others:
+        tiers = open_tiers(target, ram_bytes=0, ssd=tmp_path)
+        engine, (stream,) = begun(Pool(target, own, (), ()), [other], tiers, 1)
+        engine.turn()
+        assert not stream._events or stream._events[0].round == 0  # type: ignore[union-attr]
+        assert len(stream._events) <= 11
+        while engine.turn():
+            pass
+        assert same_stream(stream.result(), last(list(generate(target, other, own))))
+
+
+def test_a_target_of_other_weights_does_not_go_on(tmp_path: Path) -> None:
+    """`identity`: the dense target's files are never the qwen3 target's."""
+    dense = target_of("dense")
+    request = Request(tuple(dense.encode("Name: ")), 24)
+    engine, _ = begun(Pool(dense, None, (), ()), [request], open_tiers(dense, ssd=tmp_path), 1)
+    for _ in range(6):
+        engine.turn()
+    engine.close()
+    other: Target = target_of("sliding")
+    assert open_tiers(other, ssd=tmp_path).start(
+        other, None, _samplers(), _prompt(request)
+    ).rows.processed == [0]
+
+
+def _samplers():  # type: ignore[no-untyped-def]
+    from engine.sampling import Greedy, RowSampling
+
+    return RowSampling([Greedy()])
+
+
+def _prompt(request: Request):  # type: ignore[no-untyped-def]
+    from engine.prefill import Prompt
+
+    return Prompt(request.prompt, None)  # type: ignore[arg-type]

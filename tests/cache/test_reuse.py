@@ -1,0 +1,75 @@
+"""Requests that start from kept states say what they say without any (R21)."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from engine import Engine, Finish, Limits
+from engine.tiers import Tiers, open_tiers
+from tests.engine.pools import PAIRS, Pool, pool, same
+
+WORLDS = 12
+"""Per family and drafter; each is cold, warm, restarted, and restarted with damaged files."""
+
+
+def serve(own: Pool, numbers: Sequence[int], tiers: Tiers, draw: random.Random) -> list[Finish]:
+    """Those requests of the pool, up to eight rows at a time."""
+    drafters = [own.drafter] if own.drafter else []
+    limits = Limits(rows=draw.randint(1, 8), prefill_chunk=draw.choice([1, 7, 2048]))
+    engine = Engine(own.target, drafters, limits=limits, tiers=tiers)
+    streams = [engine.submit(own.requests[number]) for number in numbers]
+    while engine.turn():
+        pass
+    engine.close()
+    return [stream.result() for stream in streams]
+
+
+def reused(own: Pool, numbers: Sequence[int], finishes: Sequence[Finish]) -> int:
+    """How many prompt tokens were not processed, each answer being what it is without tiers."""
+    for number, finish in zip(numbers, finishes, strict=True):
+        alone = own.alone[number]
+        usage = replace(finish.usage, cached_tokens=0)
+        assert same(replace(finish, usage=usage), alone), number
+    return sum(finish.usage.cached_tokens for finish in finishes)
+
+
+def damage(folder: Path, draw: random.Random) -> None:
+    """Flip a bit, or cut, or remove, in every second file."""
+    for file in sorted(folder.rglob("*.safetensors")):
+        data = bytearray(file.read_bytes())
+        fate = draw.randrange(6)
+        if fate == 0:
+            data[draw.randrange(len(data))] ^= 1 << draw.randrange(8)
+        elif fate == 1:
+            del data[draw.randrange(len(data)) :]
+        if fate == 2:
+            file.unlink()
+        else:
+            file.write_bytes(data)
+
+
+@pytest.mark.parametrize(("family", "kind"), PAIRS)
+def test_text_from_kept_states_is_the_text(family: str, kind: str, tmp_path: Path) -> None:
+    """`roundtrip`, `tier-agree`, `damage`: any order, rows, chunks and caps, both tiers."""
+    own = pool(family, kind)
+    draw = random.Random(f"{family} {kind}")
+    hits = {"cold": 0, "warm": 0, "restarted": 0, "damaged": 0}
+    for world in range(WORLDS):
+        folder = tmp_path / str(world)
+        caps = {"ram_bytes": draw.choice([0, 1 << 18, 1 << 30]), "ssd_bytes": 1 << 30}
+        if draw.randrange(4) == 0:
+            caps["ssd_bytes"] = 1 << 18
+        numbers = [draw.randrange(20) for _ in range(draw.randint(2, 6))]
+        for state in hits:
+            if state == "damaged":
+                damage(folder, draw)
+            if state != "warm":
+                tiers = open_tiers(own.target, ssd=folder, **caps)
+            hits[state] += reused(own, numbers, serve(own, numbers, tiers, draw))
+            draw.shuffle(numbers)
+    assert all(hits.values()), hits
