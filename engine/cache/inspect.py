@@ -1,47 +1,133 @@
-"""What lies in a tier's folder, for people: listed, shown, verified, cleaned up. No mlx here.
+"""What lies in a tier's folder, for people: listed, verified, cleaned up. No mlx here.
 
-It looks at every fingerprint's entries, unlike a store, which knows its own alone.
+It looks at every fingerprint's entries, unlike a store, which knows its own alone. Nothing is
+followed out of the folder.
 """
 
 from __future__ import annotations
 
+import contextlib
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from .files import Files, closing
-from .format import Header
-from .store import ENTRY_SUFFIX
+from .entry import Buffer, TensorSpec
+from .files import Descriptor, Files, closing
+from .format import Header, read_header, read_tensors
+from .shelf import Shelf
+from .strict import Damaged, Foreign
+
+FINGERPRINT = re.compile("[0-9a-f]{32,128}")
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """One file. Without a `header` it cannot be read, and `problem` says why.
+class Seen:
+    """One file. `problem` says why it is no entry, if it is none; `damaged` if it never will be.
 
-    `place` is its path in the folder, `mtime_ns` when it was last written or used.
+    `place` is its path in the tier's folder, `used_s` when it was written or used last, in seconds
+    since 1970.
     """
 
     place: Path
     size: int
-    mtime_ns: int
+    used_s: float
     header: Header | None
     problem: str = ""
     damaged: bool = False
 
 
-def look(folder: Path, *, verify: bool = False, files: Files | None = None) -> Iterator[Found]:
-    """Every entry in the folder, by path. With `verify`, the bytes of every tensor are checked.
+def look(folder: Path, *, verify: bool = False) -> Iterator[Seen]:
+    """Every entry in a tier's folder, by path. With `verify` every byte is checked.
 
     Raises:
         OSError: the folder cannot be read.
     """
-    files = files or Files()
-    with closing(files, files.open_folder(str(folder))) as top:
-        for fingerprint in _folders(files, top):
-            with closing(files, files.open_folder(fingerprint, top)) as middle:
-                for namespace in _folders(files, middle):
-                    with closing(files, files.open_folder(namespace, middle)) as inner:
-                        for name in sorted(n for n, is_file in files.names(inner) if is_file):
-                            if name.endswith(ENTRY_SUFFIX):
-                                place = Path(fingerprint, namespace, name)
-                                yield _found(files, inner, name, place, verify)
+    files = Files()
+    for shelf in shelves(folder):
+        for below in sorted(shelf.folders()):
+            with shelf.opened(below) as at:
+                for name in sorted(shelf.listed(at)[0]):
+                    place = Path(shelf.fingerprint, below, name)
+                    seen = _seen(files, name, at, place, verify)
+                    if seen is not None:
+                        yield seen
+
+
+def shelves(folder: Path) -> list[Shelf]:
+    """Each fingerprint's."""
+    files = Files()
+    with closing(files, files.open_folder(str(folder))) as at:
+        names = sorted(name for name, _ in files.names(at) if FINGERPRINT.fullmatch(name))
+    return [Shelf(files, str(folder.absolute()), name) for name in names]
+
+
+def _seen(files: Files, name: str, at: Descriptor, place: Path, verify: bool) -> Seen | None:
+    """None if the file is gone."""
+    try:
+        with closing(files, files.open(name, at)) as file:
+            status = files.status(file)
+            size, used_s = status.size, status.mtime_ns / 1e9
+            header = None
+            try:
+                header = read_header(files, file, size)
+                if verify:
+                    read_tensors(files, file, header, _ignore)
+            except Damaged as error:
+                return Seen(place, size, used_s, header, str(error), damaged=True)
+            except (Foreign, OSError) as error:
+                return Seen(place, size, used_s, header, str(error))
+            return Seen(place, size, used_s, header)
+    except FileNotFoundError:
+        return None
+
+
+def _ignore(tensor: TensorSpec, data: Buffer) -> None:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class Removed:
+    """What a clean-up has removed."""
+
+    damaged: int = 0
+    orphans: int = 0
+    evicted: int = 0
+    freed_bytes: int = 0
+
+
+def clean(folder: Path, *, max_bytes: int | None = None) -> Removed:
+    """Remove damaged files and orphaned temporaries, then the least recently used above a cap.
+
+    Raises:
+        OSError: the folder cannot be read, or a file not removed.
+    """
+    orphans = damaged = evicted = freed = 0
+    by_name = {shelf.fingerprint: shelf for shelf in shelves(folder)}
+    for shelf in by_name.values():
+        for below in shelf.folders():
+            with shelf.opened(below) as at:
+                orphans += sum(shelf.remove_orphan(name, at) for name in shelf.listed(at)[1])
+    kept: list[Seen] = []
+    for seen in list(look(folder)):
+        if seen.damaged:
+            _remove(by_name, seen)
+            damaged, freed = damaged + 1, freed + seen.size
+        else:
+            kept.append(seen)
+    total = sum(seen.size for seen in kept)
+    for seen in sorted(kept, key=lambda one: one.used_s):
+        if max_bytes is None or total <= max_bytes:
+            break
+        _remove(by_name, seen)
+        total, evicted, freed = total - seen.size, evicted + 1, freed + seen.size
+    for shelf in by_name.values():
+        for below in shelf.folders():
+            with contextlib.suppress(OSError):
+                shelf.remove_if_empty(below)
+    return Removed(damaged, orphans, evicted, freed)
+
+
+def _remove(shelves_by_name: dict[str, Shelf], seen: Seen) -> None:
+    fingerprint, below, name = seen.place.parts
+    shelves_by_name[fingerprint].remove(below, name)

@@ -1,0 +1,167 @@
+"""`python -m engine cache`: what a durable tier's folder holds, and what is wrong with it."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from .cache.inspect import Seen, clean, look
+from .errors import BadInput
+
+app = typer.Typer(help="The files of a durable tier.", rich_markup_mode=None)
+
+Folder = Annotated[Path, typer.Argument(metavar="DIR", help="what --ssd-cache named")]
+Json = Annotated[bool, typer.Option("--json", help="JSON instead of a table")]
+
+UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
+
+
+@app.command("ls")
+def list_command(folder: Folder, as_json: Json = False) -> None:
+    """Every entry: what model and drafter it belongs to, how many tokens, how large, how old."""
+    found = list(look(_there(folder)))
+    if as_json:
+        print(json.dumps([_row(seen) for seen in found], ensure_ascii=False))
+        return
+    table = Table(box=None, pad_edge=False)
+    for name in ("entry", "model", "holds", "tokens", "size", "used"):
+        table.add_column(name, justify="right" if name in ("tokens", "size", "used") else "left")
+    for seen in found:
+        row = _row(seen)
+        table.add_row(
+            row["entry"][:8],
+            row["model"],
+            row["holds"] if not seen.problem else f"unreadable: {seen.problem}",
+            str(row["tokens"] or ""),
+            _size(seen.size),
+            _age(time.time() - seen.used_s),
+        )
+    console = Console(width=None if Console().is_terminal else 160)
+    if found:
+        console.print(table)
+    total = sum(seen.size for seen in found)
+    console.print(f"{len(found)} entries, {_size(total)}", highlight=False)
+
+
+@app.command("show")
+def show_command(
+    folder: Folder,
+    entry: Annotated[str, typer.Argument(help="the beginning of an entry's name")],
+    as_json: Json = False,
+) -> None:
+    """One entry: everything its header says, and its tensors."""
+    matching = [seen for seen in look(_there(folder)) if seen.place.name.startswith(entry)]
+    if len(matching) != 1:
+        raise BadInput(f"{len(matching)} entries in {folder} begin with {entry!r}; 1 is needed")
+    row = _row(matching[0]) | _details(matching[0])
+    if as_json:
+        print(json.dumps(row, ensure_ascii=False))
+        return
+    console = Console(width=None if Console().is_terminal else 160)
+    for key, value in row.items():
+        for number, line in enumerate(value if isinstance(value, list) else [value]):
+            said = line if isinstance(line, str) else json.dumps(line, ensure_ascii=False)
+            console.print(f"{'' if number else key:14} {said}", highlight=False, markup=False)
+
+
+@app.command("verify")
+def verify_command(folder: Folder, as_json: Json = False) -> None:
+    """Check every byte of every entry; exit 1 if one is damaged."""
+    found = list(look(_there(folder), verify=True))
+    bad = [seen for seen in found if seen.problem]
+    if as_json:
+        rows = [{"file": str(s.place), "problem": s.problem, "damaged": s.damaged} for s in bad]
+        print(json.dumps({"entries": len(found), "problems": rows}, ensure_ascii=False))
+    else:
+        for seen in bad:
+            print(f"{'damaged' if seen.damaged else 'not read'}: {seen.place}: {seen.problem}")
+        damaged = sum(seen.damaged for seen in bad)
+        print(f"{len(found)} entries, {damaged} damaged, {len(bad) - damaged} not read")
+    if any(seen.damaged for seen in found):
+        raise typer.Exit(1)
+
+
+@app.command("gc")
+def gc_command(
+    folder: Folder,
+    max_bytes: Annotated[int | None, typer.Option(help="keep the most recent ones up to")] = None,
+    as_json: Json = False,
+) -> None:
+    """Remove damaged files and what killed writers left; above --max-bytes the least recent."""
+    if max_bytes is not None and max_bytes < 0:
+        raise BadInput(f"--max-bytes must be at least 0, got {max_bytes}")
+    removed = clean(_there(folder), max_bytes=max_bytes)
+    if as_json:
+        print(json.dumps(asdict(removed)))
+    else:
+        print(
+            f"removed {removed.damaged} damaged, {removed.orphans} left by writers, "
+            f"{removed.evicted} above the cap; {_size(removed.freed_bytes)} of entries freed"
+        )
+
+
+def _there(folder: Path) -> Path:
+    if not folder.is_dir():
+        raise BadInput(f"cache folder {folder} does not exist")
+    return folder
+
+
+def _row(seen: Seen) -> dict[str, Any]:
+    header = seen.header
+    row: dict[str, Any] = {
+        "entry": seen.place.name.partition(".")[0],
+        "file": str(seen.place),
+        "bytes": seen.size,
+        "used": round(seen.used_s, 3),
+        "problem": seen.problem,
+        "model": "",
+        "holds": "",
+        "tokens": 0,
+    }
+    if header is not None:
+        drafts = ", ".join(a.schema.partition(":")[0] for a in header.entry.attachments)
+        holds = "unfinished generation" if header.entry.generation is not None else "prompt"
+        row["model"] = header.origin.identity.model
+        row["holds"] = holds + (f" with {drafts}" if drafts else "")
+        row["tokens"] = len(header.entry.tokens)
+    return row
+
+
+def _details(seen: Seen) -> dict[str, Any]:
+    header = seen.header
+    if header is None:
+        return {}
+    entry, origin = header.entry, header.origin
+    reuse = entry.reuse
+    return {
+        "fingerprint": origin.identity.fingerprint,
+        "tokenizer": origin.identity.tokenizer,
+        "created": origin.created,
+        "namespace": entry.namespace,
+        "codec": entry.codec,
+        "serves": f"{reuse.minimum} to all tokens" if reuse.trimmable else "all its tokens only",
+        "layout": list(entry.layout),
+        "attachments": [f"{a.schema} {json.dumps(dict(a.metadata))}" for a in entry.attachments],
+        "tensors": [f"{t.name} {t.dtype} {list(t.shape)}" for t in entry.tensors],
+    }
+
+
+def _size(count: int) -> str:
+    size, unit = float(count), 0
+    while size >= 1024 and unit < len(UNITS) - 1:
+        size, unit = size / 1024, unit + 1
+    return f"{count} B" if unit == 0 else f"{size:.1f} {UNITS[unit]}"
+
+
+def _age(seconds: float) -> str:
+    for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= length:
+            return f"{int(seconds / length)} {unit} ago"
+    return f"{max(0, int(seconds))} s ago"
