@@ -33,6 +33,8 @@ class Stored:
     minimum: int = 1
 
     def __post_init__(self) -> None:
+        if not 1 <= self.minimum <= max(1, self.tokens):
+            raise BadInput(f"a minimum of {self.minimum} tokens is not within 1..{self.tokens}")
         for held in self.leaves:
             require_position(held, self.tokens)
 
@@ -68,13 +70,10 @@ class Stored:
     @property
     def reuse(self) -> Reuse:
         """Which shorter boundaries all caches can be cut back to."""
-        least = self.minimum
-        for held in self.leaves:
-            own = cut_from(held)
-            if own is None:
-                return Reuse(trimmable=False)
-            least = max(least, own)
-        return Reuse(True, least) if least < self.tokens else Reuse(trimmable=False)
+        least = [self.minimum, *map(cut_from, self.leaves)]
+        known = [n for n in least if n is not None]
+        trimmable = len(known) == len(least) and max(known) < self.tokens
+        return Reuse(trimmable, max(known) if trimmable else self.minimum)
 
     def trimmed(self, count: int) -> Stored:
         """What the caches would hold had they seen the first `count` tokens only.

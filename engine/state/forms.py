@@ -6,7 +6,7 @@ them is the caller's business. What a cache was filled with it never changes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
@@ -35,7 +35,7 @@ Arrays = tuple[mx.array, ...]
 class Held:
     """What a cache holds: its kind's name, numbers, and arrays that nobody changes.
 
-    A cache that holds nothing, as in a layer that the model never uses, has no numbers.
+    A cache that holds nothing, as in a layer that the model never uses, has no arrays.
     """
 
     kind: str
@@ -53,7 +53,7 @@ class Form:
     """One kind: what `save`, `load`, `parse` and `cut` need to know of it.
 
     `number_of_arrays(numbers)` belong to those numbers, of which the first is how many tokens the
-    cache has seen, if it is `positioned`. `cut_from(numbers)`: see `cut_from`.
+    cache has seen, if it is `positioned`. `cut_from` and `cut` are about caches with arrays.
     """
 
     save: Callable[[Cache], tuple[Sequence[int], Sequence[mx.array]]]
@@ -85,14 +85,46 @@ def load(cache: Cache, held: Held, tokens: int) -> None:
     if held.kind != kind:
         raise BadInput(f"checkpoint holds a {held.kind} cache where the model has {kind}")
     require_position(held, tokens)
-    if held.numbers:
-        try:
-            # Objects of its own: a cache writes into the arrays that it has.
-            _form(kind).load(cache, held.numbers, tuple(map(handle, held.arrays)))
-        except BadInput:
-            raise
-        except ValueError as error:
-            raise _malformed(held.kind, held.word) from error
+    form, arrays = _form(kind), tuple(map(handle, held.arrays))
+    try:
+        if len(arrays) != form.number_of_arrays(held.numbers):
+            raise ValueError(len(arrays))
+        # Handles, since a cache writes into the arrays that it has.
+        form.load(cache, held.numbers, arrays)
+    except BadInput:
+        raise
+    except ValueError as error:
+        raise _malformed(held.kind, held.word) from error
+
+
+def parse_word(word: str) -> Held:
+    """The reverse of `Held.word`, without the arrays.
+
+    Raises:
+        BadInput: it is malformed, or of an unknown kind.
+    """
+    kind, *rest = word.split(":")
+    form = _form(kind)
+    try:
+        numbers = tuple(map(int, rest))
+        form.number_of_arrays(numbers)
+        form.cut_from(numbers)
+    except (ValueError, LookupError, ArithmeticError) as error:
+        raise _malformed(kind, word) from error
+    return Held(kind, numbers, ())
+
+
+def with_arrays(held: Held, arrays: Iterator[mx.array]) -> Held:
+    """The same with its share of the arrays, which are taken from the iterator.
+
+    Raises:
+        BadInput: there are too few.
+    """
+    wanted = _form(held.kind).number_of_arrays(held.numbers)
+    own = tuple(islice(arrays, wanted))
+    if len(own) < wanted:
+        raise BadInput(f"a checkpoint holds too few arrays: {len(own)} of {wanted} for {held.word}")
+    return replace(held, arrays=own)
 
 
 def parse(words: Sequence[str], arrays: Sequence[mx.array]) -> list[Held]:
@@ -101,38 +133,26 @@ def parse(words: Sequence[str], arrays: Sequence[mx.array]) -> list[Held]:
     Raises:
         BadInput: a word is malformed, or there are too few or too many arrays.
     """
-    left, found = iter(arrays), []
-    for word in words:
-        kind, *rest = word.split(":")
-        form = _form(kind)
-        try:
-            numbers = tuple(map(int, rest))
-            wanted = form.number_of_arrays(numbers) if numbers else 0
-            form.cut_from(numbers) if numbers else None
-        except (ValueError, ArithmeticError) as error:
-            raise _malformed(kind, word) from error
-        own = tuple(islice(left, wanted))
-        if len(own) < wanted:
-            raise BadInput(f"checkpoint holds {len(arrays)} arrays, too few")
-        found.append(Held(kind, numbers, own))
+    left = iter(arrays)
+    found = [with_arrays(parse_word(word), left) for word in words]
     if list(left):
         raise BadInput(f"checkpoint holds {len(arrays)} arrays, too many")
     return found
 
 
 def require_position(held: Held, tokens: int) -> None:
-    """Refuse what stands elsewhere than behind `tokens` tokens.
+    """Refuse what stands elsewhere than behind `tokens` tokens, or behind none if unused.
 
     Raises:
         BadInput: naming both numbers.
     """
-    if held.numbers and _form(held.kind).positioned and held.numbers[0] != tokens:
+    if _form(held.kind).positioned and held.numbers[:1] not in ((tokens,), (0,)):
         raise BadInput(f"a checkpoint cache stands at {held.numbers[0]} tokens, expected {tokens}")
 
 
 def cut_from(held: Held) -> int | None:
     """The least n for which `cut` is possible, as it is for every larger one; None: it never is."""
-    return _form(held.kind).cut_from(held.numbers) if held.numbers else 1
+    return _form(held.kind).cut_from(held.numbers) if held.arrays else 1
 
 
 def cut(held: Held, n: int) -> Held:
@@ -140,7 +160,7 @@ def cut(held: Held, n: int) -> Held:
 
     The arrays are parts of the longer ones.
     """
-    if not held.numbers:
+    if not held.arrays:
         return held
     numbers, arrays = _form(held.kind).cut(held.numbers, held.arrays, n)
     return Held(held.kind, numbers, arrays)
@@ -157,37 +177,32 @@ def _malformed(kind: str, word: str) -> BadInput:
 
 
 def _save_columns(cache: Cache) -> tuple[Sequence[int], Sequence[mx.array]]:
-    if cache.keys is None:
-        return (), ()
-    return (cache.offset,), cache.keys_and_values()
+    return (cache.offset,), _live(cache)
 
 
 def _load_columns(cache: Cache, numbers: Numbers, arrays: Arrays) -> None:
     (cache.offset,) = numbers
-    cache.keys, cache.values = _of_columns(arrays, cache.offset)
+    cache.keys, cache.values = _of_columns(arrays, cache.offset) or (None, None)
 
 
 def _save_quantized(cache: Cache) -> tuple[Sequence[int], Sequence[mx.array]]:
-    if cache.keys is None:
-        return (), ()
-    keys, values = cache.keys_and_values()
-    return (cache.offset, cache.group_size, cache.bits), (*keys, *values)
+    arrays = [part for parts in _live(cache) for part in parts]
+    return (cache.offset, cache.group_size, cache.bits), arrays
 
 
 def _load_quantized(cache: Cache, numbers: Numbers, arrays: Arrays) -> None:
     cache.offset, group_size, bits = numbers
     _same("group size and bits", (group_size, bits), (cache.group_size, cache.bits))
-    parts = _of_columns(arrays, cache.offset)
-    # Lists: the cache writes into their entries.
-    cache.keys, cache.values = parts[:3], parts[3:]
+    if parts := _of_columns(arrays, cache.offset):
+        # Lists: the cache writes into their entries.
+        cache.keys, cache.values = parts[:3], parts[3:]
 
 
 def _save_ring(cache: Cache) -> tuple[Sequence[int], Sequence[mx.array]]:
     """Whole, as it lies: where the next token goes depends on that."""
-    if cache.keys is None:
-        return (), ()
-    numbers = (cache.offset, cache._idx, cache.max_size, cache.keep, cache.keys.shape[2])
-    return numbers, (cache.keys, cache.values)
+    arrays = (cache.keys, cache.values) if cache.offset else ()
+    columns = cache.keys.shape[2] if arrays else 0
+    return (cache.offset, cache._idx, cache.max_size, cache.keep, columns), arrays
 
 
 def _load_ring(cache: Cache, numbers: Numbers, arrays: Arrays) -> None:
@@ -195,7 +210,7 @@ def _load_ring(cache: Cache, numbers: Numbers, arrays: Arrays) -> None:
     _same("window and kept tokens", (max_size, keep), (cache.max_size, cache.keep))
     if columns < min(cache.offset, max_size) or not 0 <= cache._idx <= columns:
         raise ValueError(columns)
-    cache.keys, cache.values = _of_columns(arrays, columns)
+    cache.keys, cache.values = _of_columns(arrays, columns) or (None, None)
 
 
 def _ring_cut_from(numbers: Numbers) -> int | None:
@@ -210,15 +225,14 @@ def _cut_ring(numbers: Numbers, arrays: Arrays, n: int) -> tuple[Numbers, Arrays
 
 
 def _save_chunked(cache: Cache) -> tuple[Sequence[int], Sequence[mx.array]]:
-    if cache.keys is None:
-        return (), ()
-    return (cache.offset, cache.start_position, cache.chunk_size), cache.keys_and_values()
+    return (cache.offset, cache.start_position, cache.chunk_size), _live(cache)
 
 
 def _load_chunked(cache: Cache, numbers: Numbers, arrays: Arrays) -> None:
     cache.offset, cache.start_position, chunk_size = numbers
     _same("chunk size", chunk_size, cache.chunk_size)
-    cache.keys, cache.values = _of_columns(arrays, cache.offset - cache.start_position)
+    columns = cache.offset - cache.start_position
+    cache.keys, cache.values = _of_columns(arrays, columns) or (None, None)
 
 
 def _chunked_cut_from(numbers: Numbers) -> int:
@@ -248,6 +262,11 @@ def _load_recurrent(cache: Cache, numbers: Numbers, arrays: Arrays) -> None:
     cache.cache = [next(slots) if filled else None for filled in numbers]
 
 
+def _live(cache: Cache) -> Sequence[Any]:
+    """Keys and values of the tokens that the cache stands behind; none if it holds none."""
+    return cache.keys_and_values() if cache.offset else ()
+
+
 def _of_columns(arrays: Arrays, columns: int) -> list[mx.array]:
     """The arrays, if they are [1, heads, columns, dim]."""
     if any(array.ndim != 4 or array.shape[2] != columns for array in arrays):
@@ -273,7 +292,7 @@ def _same(what: str, ours: Any, theirs: Any) -> None:
 _COLUMNS = Form(
     _save_columns,
     _load_columns,
-    number_of_arrays=lambda numbers: 2,
+    number_of_arrays=lambda numbers: 2 if numbers[0] else 0,
     cut_from=lambda numbers: 1,
     cut=_cut_columns,
 )
@@ -285,7 +304,7 @@ _FORMS: Mapping[Layout, Form] = {
         _COLUMNS,
         save=_save_quantized,
         load=_load_quantized,
-        number_of_arrays=lambda numbers: 6,
+        number_of_arrays=lambda numbers: 6 if numbers[0] else 0,
     ),
     RING: replace(
         _COLUMNS, save=_save_ring, load=_load_ring, cut_from=_ring_cut_from, cut=_cut_ring
