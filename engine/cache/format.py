@@ -1,0 +1,210 @@
+"""One entry, one file: a safetensors container, written and read a tensor at a time. No mlx here.
+
+`FORMAT.md` shows the bytes. A file is read only after its header has proven whole by its hash; a
+tensor is handed on only after its own hash, unless the caller wants none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from xxhash import xxh3_128, xxh3_128_hexdigest
+
+from ..errors import BadInput
+from .entry import Buffer, Build, Entry, Read, RunStep, TensorSpec, at_once
+from .files import Descriptor, Files, read_all, write_all
+from .header import Origin, check, entry_of, fields_of, tensor_fields, tensors_of
+from .strict import MAX_PARTS, Damaged, Foreign, dump, load
+
+VERSION = "1"
+
+MAX_HEADER_BYTES = 16 << 20
+
+LENGTH_BYTES = 8
+"""In front of the header: its length, little-endian."""
+
+ALIGNMENT = 8
+"""Of the first tensor; safetensors pads a header with spaces."""
+
+BEGIN = b'{"__metadata__":{"0.header_hash":"'
+"""How a header begins in every version, so that whatever one is, it can be told from damage."""
+
+DIGITS = 32
+"""Of a hash, xxh3_128 in hexadecimal."""
+
+CHUNK = 1 << 20
+"""Bytes hashed while they are still in the processor's cache from being read, or to be written."""
+
+FIRST_READ = 16 << 10
+"""Enough for most headers in one call."""
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """A file's header, proven whole. `digest` is its hash, `size` the bytes of the whole file."""
+
+    entry: Entry
+    origin: Origin
+    hashes: tuple[str, ...]
+    digest: str
+    data_start: int
+
+    @property
+    def size(self) -> int:
+        return self.data_start + self.entry.nbytes
+
+
+def plan(entry: Entry, origin: Origin) -> Header:
+    """The header of a file that is not written yet: all but its hashes is right.
+
+    Raises:
+        BadInput: the entry cannot be written.
+    """
+    check(entry)
+    hashes = ("0" * DIGITS,) * len(entry.tensors)
+    encoded = _encoded(entry, origin, hashes)
+    if len(encoded) - LENGTH_BYTES > MAX_HEADER_BYTES:
+        raise BadInput(f"a header of {len(encoded)} bytes; at most {MAX_HEADER_BYTES} are read")
+    if sum(map(encoded.count, b"[{,")) > MAX_PARTS:
+        raise BadInput(f"a header of more than {MAX_PARTS} parts is not read")
+    return Header(entry, origin, hashes, "0" * DIGITS, len(encoded))
+
+
+def write_entry(
+    files: Files, file: Descriptor, planned: Header, read: Read, run_step: RunStep = at_once
+) -> Header:
+    """Write tensors one at a time, then the header in the room left for it.
+
+    `read` runs inside `run_step`; hashing and writing do not, and hold no more than one tensor.
+
+    Raises:
+        OSError: a call failed.
+        BadInput: `read` gave another number of bytes than the tensor has.
+        Exception: whatever `read` or `run_step` raised.
+    """
+    entry, offset = planned.entry, planned.data_start
+    hashes = []
+    for tensor in entry.tensors:
+        hashes.append(_write_tensor(files, file, _fetched(tensor, read, run_step), offset))
+        offset += tensor.nbytes
+    encoded = _encoded(entry, planned.origin, tuple(hashes))
+    write_all(files, file, memoryview(encoded), 0)
+    digest = bytes(encoded[LENGTH_BYTES + len(BEGIN) :][:DIGITS]).decode()
+    return Header(entry, planned.origin, tuple(hashes), digest, planned.data_start)
+
+
+def _write_tensor(files: Files, file: Descriptor, data: memoryview, offset: int) -> str:
+    """Write a tensor there and return its hash."""
+    hash_ = xxh3_128()
+    for chunk in _chunks(data):
+        hash_.update(chunk)
+        write_all(files, file, chunk, offset)
+        offset += len(chunk)
+    return hash_.hexdigest()
+
+
+def _fetched(tensor: TensorSpec, read: Read, run_step: RunStep) -> memoryview:
+    fetched: list[Buffer] = []
+    run_step(lambda: fetched.append(read(tensor)))
+    if len(fetched) != 1:
+        raise BadInput(f"run_step ran a step {len(fetched)} times, not once")
+    data = fetched[0]
+    if data.nbytes != tensor.nbytes:
+        raise BadInput(f"{tensor.name}: {data.nbytes} bytes, not {tensor.nbytes}")
+    # Any contiguous buffer will do, also of an element type that memoryview has no letter for.
+    return np.frombuffer(data, np.uint8).data if data.nbytes else memoryview(b"")
+
+
+def _encoded(entry: Entry, origin: Origin, hashes: tuple[str, ...]) -> bytes:
+    """The header with its length in front. Its size does not depend on the hashes."""
+    blank = "0" * DIGITS
+    fields = {"0.header_hash": blank, "0.version": VERSION, "0.tensor_hashes": " ".join(hashes)}
+    metadata = {"__metadata__": fields | fields_of(entry, origin)}
+    text = dump(metadata | tensor_fields(entry.tensors)).encode("ascii")
+    text += b" " * (-len(text) % ALIGNMENT)
+    return len(text).to_bytes(LENGTH_BYTES, "little") + text.replace(
+        BEGIN + blank.encode(), BEGIN + xxh3_128_hexdigest(text).encode(), 1
+    )
+
+
+def read_header(files: Files, file: Descriptor, size: int, codec: str | None = None) -> Header:
+    """Read and validate the header of a regular file of `size` bytes, however hostile.
+
+    Entries of other codecs are refused if `codec` is given.
+
+    Raises:
+        Damaged: it is not as we write it, or the file is too long or too short for it.
+        Foreign: the header is whole, but of another version or codec.
+        OSError: a call failed.
+    """
+    head = bytearray(min(size, FIRST_READ))
+    whole = read_all(files, file, memoryview(head), 0)
+    length = int.from_bytes(head[:LENGTH_BYTES], "little")
+    data_start = LENGTH_BYTES + length
+    if not whole or not len(BEGIN) + DIGITS <= length <= min(MAX_HEADER_BYTES, size - LENGTH_BYTES):
+        raise Damaged(f"a header of {length} bytes in a file of {size}")
+    if head[LENGTH_BYTES:].startswith(BEGIN) and data_start > len(head):
+        read = len(head)
+        head += bytes(data_start - read)
+        if not read_all(files, file, memoryview(head)[read:], read):
+            raise Damaged("the file ends inside its header")
+    return parse(bytes(memoryview(head)[LENGTH_BYTES:data_start]), size, codec)
+
+
+def parse(header: bytes, size: int, codec: str | None = None) -> Header:
+    """Validate a header, that is what stands behind its length; see `read_header`."""
+    body = len(BEGIN) + DIGITS
+    digest = header[len(BEGIN) : body]
+    hash_ = xxh3_128(BEGIN + b"0" * DIGITS)
+    hash_.update(memoryview(header)[body:])
+    if not header.startswith(BEGIN) or digest != hash_.hexdigest().encode():
+        raise Damaged("the header is not what was written")
+    try:
+        fields = load(header.decode("ascii"))
+    except UnicodeDecodeError:
+        raise Damaged("the header is not ASCII") from None
+    metadata = fields.pop("__metadata__")
+    if not all(type(value) is str for value in metadata.values()):
+        raise Damaged("metadata that is not text")
+    if metadata.pop("0.header_hash") != digest.decode():
+        raise Damaged("a header hash of another length")
+    if metadata.pop("0.version", None) != VERSION:
+        raise Foreign(f"another version of the format than {VERSION}")
+    hashes = metadata.pop("0.tensor_hashes", "").split()
+    data_start = LENGTH_BYTES + len(header)
+    tensors = tensors_of(fields, size - data_start)
+    entry, origin = entry_of(metadata, tensors, codec)
+    if list(map(len, hashes)) != [DIGITS] * len(tensors):
+        raise Damaged(f"{len(hashes)} hashes for {len(tensors)} tensors, or too short ones")
+    return Header(entry, origin, tuple(hashes), digest.decode(), data_start)
+
+
+def read_tensors(
+    files: Files, file: Descriptor, header: Header, build: Build, *, verify: bool = True
+) -> None:
+    """Hand every tensor to `build`, in order, from one buffer as long as the longest.
+
+    Raises:
+        Damaged: the file ends early or, with `verify`, a tensor's bytes are not what was written.
+        OSError: a call failed.
+        Exception: whatever `build` raised.
+    """
+    tensors, offset = header.entry.tensors, header.data_start
+    buffer = np.empty(max((t.nbytes for t in tensors), default=0), np.uint8).data
+    for tensor, expected in zip(tensors, header.hashes, strict=True):
+        data, hash_ = buffer[: tensor.nbytes], xxh3_128()
+        for chunk in _chunks(data):
+            if not read_all(files, file, chunk, offset):
+                raise Damaged(f"the file ends inside {tensor.name}")
+            offset += len(chunk)
+            if verify:
+                hash_.update(chunk)
+        if verify and hash_.hexdigest() != expected:
+            raise Damaged(f"the bytes of {tensor.name} are not what was written")
+        build(tensor, data.toreadonly())
+
+
+def _chunks(data: memoryview) -> Iterator[memoryview]:
+    return (data[at : at + CHUNK] for at in range(0, len(data), CHUNK))
