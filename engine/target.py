@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import shutil
 import sys
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,17 @@ from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.utils import hf_repo_to_path
 
 from .adapters import FILES, mount
+from .cache.entry import Identity
+from .cache.identity import (
+    Artifact,
+    Memo,
+    Option,
+    digest,
+    digest_of,
+    fingerprint,
+    namespace,
+    tokenizer_files,
+)
 from .errors import BadInput, one_line
 from .ports import Ports
 from .state.checkpoint import restore
@@ -37,7 +47,7 @@ from .values import require_utf8
 class Adapter:
     """What is mounted on a target: `base` is the target without it.
 
-    `digest` is the sha256 over its files, as `digest_of` defines it, when it was mounted.
+    `digest` is the identity of its files as they were when it was mounted.
     """
 
     base: Target
@@ -50,7 +60,8 @@ class Target:
 
     `eos_ids` are the ids that end a text; `vocab_size` is the width V of the logits. The model is
     bound as it is now: swapping its modules or arrays afterwards is not seen everywhere.
-    `adapter` is what is mounted on it, if anything is.
+    `adapter` is what is mounted on it, if anything is; `artifact` are its files as they were before
+    it was loaded, and `memo` remembers what they hash to.
     """
 
     def __init__(
@@ -62,6 +73,8 @@ class Target:
         *,
         quantization: KVQuantization | None = None,
         adapter: Adapter | None = None,
+        artifact: Artifact | None = None,
+        memo: Memo | None = None,
     ) -> None:
         self.model = model
         self.tokenizer = tokenizer
@@ -71,11 +84,19 @@ class Target:
         self.adapter = adapter
         self._config = config
         self._quantization = quantization
+        self._artifact = artifact
+        self._memo = memo
         if quantization is not None:
             require_quantizable(model, self._new_caches(), quantization)
 
     @classmethod
-    def load(cls, path_or_id: str | Path, *, quantization: KVQuantization | None = None) -> Target:
+    def load(
+        cls,
+        path_or_id: str | Path,
+        *,
+        quantization: KVQuantization | None = None,
+        memo: Memo | None = None,
+    ) -> Target:
         """Load an mlx-lm folder, or a hub id of the form `owner/name`.
 
         Raises:
@@ -87,8 +108,10 @@ class Target:
             raise BadInput("the model's folder is empty; a folder or a hub id is needed")
         folder = Path(path_or_id)
         found = os.path.exists(folder)  # unlike Path.exists, False for a name that is too long
+        artifact = None
         if found:
             check_folder(folder)
+            artifact = noted(folder)
         elif not _looks_like_hub_id(str(path_or_id)):
             raise BadInput(f"model folder {folder} does not exist")
         try:
@@ -100,7 +123,15 @@ class Target:
         model, tokenizer, config = loaded
         if not found:
             folder = hf_repo_to_path(str(path_or_id))
-        return cls(model, tokenizer, config, folder, quantization=quantization)
+        return cls(
+            model,
+            tokenizer,
+            config,
+            folder,
+            quantization=quantization,
+            artifact=artifact or noted(folder),
+            memo=memo,
+        )
 
     def adapted(self, folder: str | Path) -> Target:
         """A target like this with an mlx-lm adapter: LoRA, DoRA, or layers fine-tuned in full.
@@ -116,8 +147,9 @@ class Target:
             raise BadInput(
                 f"adapter {self.adapter.folder} is mounted already; mount {folder} on its base"
             )
+        files = Artifact.noted(folder / name for name in FILES)
         model = mount(self.model, folder)
-        adapter = Adapter(self, folder, digest_of(folder / name for name in FILES))
+        adapter = Adapter(self, folder, files.identity(self._memo))
         return Target(
             model,
             self.tokenizer,
@@ -125,6 +157,7 @@ class Target:
             self.path,
             quantization=self._quantization,
             adapter=adapter,
+            memo=self._memo,
         )
 
     def new_rows(self, taps: Sequence[str] = ()) -> Rows:
@@ -267,23 +300,56 @@ class Target:
     def identity(self) -> str:
         """What state may be shared under: it follows from content, never from where that lies.
 
-        The digest of config.json and of every weight file, sorted by name; under an adapter, the
-        sha256 over the base's identity and the adapter's digest.
+        That of config.json and every weight file; under an adapter, of the base and the adapter.
+
+        Raises:
+            BadInput: the files are not the ones any more that were loaded.
         """
         if self.adapter is not None:
-            parts = self.adapter.base.identity + self.adapter.digest
-            return hashlib.sha256(parts.encode()).hexdigest()
-        return digest_of([self.path / "config.json", *sorted(self.path.glob("*.safetensors"))])
+            return digest(self.adapter.base.identity, self.adapter.digest)
+        return (self._artifact or noted(self.path)).identity(self._memo)
+
+    @cached_property
+    def store_identity(self) -> Identity:
+        """What an SSD folder's entries for this target were computed by, adapters left out.
+
+        The first question costs one small forward and, unless that is remembered, reads all files.
+
+        Raises:
+            BadInput: as for `identity`.
+        """
+        if self.adapter is not None:
+            return self.adapter.base.store_identity
+        tokenizer = digest("tokenizer", *map(digest_of, ([f] for f in tokenizer_files(self.path))))
+        how, dtype = self._quantization, " ".join(self.footprint.dtypes)
+        scheme = dtype if how is None else f"kv{how.bits} in groups of {how.group_size}"
+        config = json.loads((self.path / "config.json").read_text(encoding="utf-8"))
+        print_ = fingerprint(
+            config=config,
+            artifact=self.identity,
+            tokenizer=tokenizer,
+            dtype=dtype,
+            scheme=scheme,
+        )
+        return Identity(self.path.name, print_, tokenizer)
+
+    def namespace(self, drafter: str | None = None, **options: Option) -> str:
+        """Where entries of this target stand in its folder, beside a drafter of that namespace.
+
+        `options` are further ones that keys and values depend on, by name.
+        """
+        how, adapter = self._quantization, self.adapter
+        return namespace(
+            adapter=None if adapter is None else adapter.digest,
+            drafter=drafter,
+            kv={**options, **({} if how is None else asdict(how))},
+        )
 
 
-def digest_of(files: Iterable[Path]) -> str:
-    """sha256 over the name and the bytes of each file, each behind its length."""
-    digest = hashlib.sha256()
-    for file in files:
-        for field in (file.name.encode(), file.read_bytes()):
-            digest.update(len(field).to_bytes(8, "little"))
-            digest.update(field)
-    return digest.hexdigest()
+def noted(folder: Path) -> Artifact:
+    """What decides the numbers of a model in that folder, as it lies there now."""
+    weights = [*folder.glob("*.safetensors"), *folder.glob("*.py")]
+    return Artifact.noted([folder / "config.json", *weights])
 
 
 def check_folder(folder: Path) -> dict[str, Any]:

@@ -15,12 +15,13 @@ from typing import Any
 import mlx.core as mx
 from mlx.utils import tree_flatten
 
+from ..cache.identity import digest_of
 from ..errors import BadInput, LawError
 from ..ports import NORM, Ports
 from ..sampling import RowSampling
 from ..state.checkpoint import Attachment, Checkpoint, require_schema
 from ..state.donors import Donor, Lent
-from ..target import Target, check_folder, digest_of
+from ..target import Target, check_folder
 from .assistant_model import FULL, SLIDING, Config, load
 from .source import Draft, Lender, PrefillMode, Taps
 

@@ -18,7 +18,8 @@ from mlx.nn.layers.linear import Linear
 from mlx.nn.layers.normalization import RMSNorm
 from mlx_lm.models.rope_utils import ProportionalRoPE
 
-from ..target import Target, check_folder, digest_of
+from ..cache.identity import digest_of
+from ..target import Target, check_folder
 from .block_config import Config, block_shape
 from .context_rows import BlockProvider
 from .projected_context import BlockModel, BlockShape, Pair, attend, by_head

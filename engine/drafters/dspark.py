@@ -23,9 +23,10 @@ from mlx.nn.layers.linear import Linear
 from mlx.nn.layers.normalization import RMSNorm
 from mlx.nn.layers.positional_encoding import RoPE
 
+from ..cache.identity import digest_of
 from ..errors import BadInput, one_line
 from ..ports import Ports
-from ..target import Target, check_folder, digest_of
+from ..target import Target, check_folder
 from .block_config import Config, block_shape
 from .context_rows import BlockProvider
 from .projected_context import BlockModel, BlockShape, Pair, attend, by_head

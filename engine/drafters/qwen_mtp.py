@@ -26,10 +26,11 @@ from mlx_lm.models.base import create_attention_mask
 from mlx_lm.models.cache import KVCache
 from mlx_lm.models.qwen3_5 import DecoderLayer, TextModelArgs
 
+from ..cache.identity import digest_of
 from ..errors import BadInput
 from ..ports import NORM
 from ..state.layouts import Cache
-from ..target import Target, check_folder, digest_of
+from ..target import Target, check_folder
 from .mtp_provider import MtpProvider
 from .mtp_rows import Convention, Mtp
 from .mtp_weights import fill, tensors_of

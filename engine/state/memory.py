@@ -17,10 +17,14 @@ PROBE = (1, 2)
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
-    """A row's state: `fixed` bytes, and per kind of layer (window or None, bytes per token)."""
+    """A row's state: `fixed` bytes, and per kind of layer (window or None, bytes per token).
+
+    `dtypes` are the names of what its arrays hold.
+    """
 
     fixed: int
     growing: tuple[tuple[int | None, int], ...]
+    dtypes: tuple[str, ...] = ()
 
     def bytes(self, tokens: int) -> int:
         """The state after that many tokens, with the columns that are allocated ahead."""
@@ -36,9 +40,12 @@ def measure(model: Any, caches: Sequence[Cache]) -> Footprint:
     mx.eval(model(mx.array([PROBE]), cache=list(caches)))
     fixed = 0
     growing: dict[int | None, int] = {}
+    dtypes: set[str] = set()
     for leaf in leaves(caches):
-        arrays: Any = tree_flatten(leaf.state)
-        size = sum(a.nbytes for _, a in arrays if isinstance(a, mx.array))
+        flat: Any = tree_flatten(leaf.state)
+        arrays = [a for _, a in flat if isinstance(a, mx.array)]
+        size = sum(a.nbytes for a in arrays)
+        dtypes |= {str(a.dtype).removeprefix("mlx.core.") for a in arrays}
         if layout_of(leaf) is RECURRENT:
             fixed += size
         elif leaf.keys is not None:
@@ -46,4 +53,4 @@ def measure(model: Any, caches: Sequence[Cache]) -> Footprint:
             window = getattr(leaf, "max_size", None)
             per_token = sum(a.nbytes for _, a in shown) // len(PROBE)
             growing[window] = growing.get(window, 0) + per_token
-    return Footprint(fixed, tuple(growing.items()))
+    return Footprint(fixed, tuple(growing.items()), tuple(sorted(dtypes)))
