@@ -123,7 +123,9 @@ def with_arrays(held: Held, arrays: Iterator[mx.array]) -> Held:
     wanted = _form(held.kind).number_of_arrays(held.numbers)
     own = tuple(islice(arrays, wanted))
     if len(own) < wanted:
-        raise BadInput(f"a checkpoint holds too few arrays: {len(own)} of {wanted} for {held.word}")
+        raise BadInput(
+            f"a checkpoint holds {len(own)} of {wanted} arrays, too few, for {held.word}"
+        )
     return replace(held, arrays=own)
 
 

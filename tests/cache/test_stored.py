@@ -39,7 +39,7 @@ def any_reuse(kind: str, length: int) -> Reuse:
     if kind in ("hybrid", "qwen3_5", "falcon_h1", "mamba") or length == 1:
         return Reuse(trimmable=False)
     if kind == "delayed" and length >= DELAY:
-        return Reuse(True, DELAY) if length > DELAY else Reuse(trimmable=False)
+        return Reuse(length > DELAY, DELAY)
     return Reuse(trimmable=True)
 
 
@@ -126,7 +126,7 @@ def test_a_state_cut_back_says_so_in_every_layer() -> None:
     """A trim that reports its first layer only leaves windowed and full layers apart."""
     rows = fed("sliding", ids(9, 1))
     value = stored("sliding", rows).trimmed(4)
-    assert {held.numbers[0] for held in value.leaves if held.numbers} == {4}
+    assert {held.numbers[0] for held in value.leaves} == {4}
     assert restored("sliding", value).processed == [4]
 
 
@@ -142,7 +142,7 @@ def test_unused_caches_and_unknown_kinds() -> None:
     with pytest.raises(BadInput, match="Unheard has no checkpoint form"):
         Stored.of([Unheard()], 0)
     with pytest.raises(BadInput, match="chunk size of a checkpoint cache are 9"):
-        restore([ChunkedKVCache(8)], [Held("chunked", (4, 0, 9), ())], 4)
+        restore([ChunkedKVCache(8)], [Held("chunked", (0, 0, 9), ())], 4)
     with pytest.raises(BadInput, match="malformed"):
         restore([RotatingKVCache(8)], [Held("ring", (4,), ())], 4)
 

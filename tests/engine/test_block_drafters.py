@@ -203,7 +203,7 @@ def test_a_foreign_checkpoint_is_refused(pair: Pair) -> None:
     narrow = tuple(tensor[..., :8] for tensor in tensors)
     half = tuple(tensor.astype(mx.float16) for tensor in tensors)
     cut = tuple(tensor[:, :, :5] for tensor in tensors)
-    empty = {**metadata, "layers": " ".join(["plain"] * len(provider.model.layers))}
+    empty = {**metadata, "layers": " ".join(["plain:0"] * len(provider.model.layers))}
     for checkpoint, message in (
         (Checkpoint(6, Attachment("ngram-history-v1", metadata, tensors)), "checkpoint schema"),
         (Checkpoint(6, Attachment(schema[:-1], metadata, tensors)), "checkpoint schema"),
