@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from typer.exceptions import TyperException
 
+from .cache.cli import app as cache_app
 from .drafters.registry import default_drafter, open_drafter
 from .drafters.source import DraftProvider
 from .errors import BadInput
@@ -33,6 +34,7 @@ DRAFTER_HELP = (
 )
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+app.add_typer(cache_app, name="cache")
 
 
 @app.callback()

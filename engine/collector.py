@@ -13,6 +13,7 @@ class Collector:
     """The consumer of one request's row."""
 
     def __init__(self, target: Target, request: Request, seed: int | None) -> None:
+        self.request = request
         self.seed = seed
         self._stream = TextStream(target.tokenizer, request.stop_strings)
         self._taken: list[tuple[int, float, bool, int]] = []

@@ -26,7 +26,6 @@ from .sampling import RowSampling
 from .streams import Stream
 from .target import Target
 from .tiers import Tiers
-from .values import Request
 
 
 class Joinable(Protocol):
@@ -82,7 +81,6 @@ class Member:
     """A request on its way. `number` counts requests; `tokens` and `state_bytes` are at most."""
 
     number: int
-    request: Request
     kind: Kind
     sampling: RowSampling
     prompt: Prompt
@@ -161,7 +159,7 @@ class Groups:
         return sum(
             self._tiers.suspend(
                 group.kind.target,
-                member.request,
+                member.text.request,
                 member.text.seed,
                 group.stage,
                 r,
@@ -214,7 +212,7 @@ class Groups:
     def _resumed(self, kind: Kind, member: Member) -> Rounds | None:
         """The rounds of a generation that was interrupted, its reader told of what has been."""
         found = self._tiers.unfinished(
-            kind.target, kind.drafter, kind.depth, member.request, member.prompt
+            kind.target, kind.drafter, kind.depth, member.text.request, member.prompt
         )
         if found is None:
             return None
@@ -270,7 +268,7 @@ class Groups:
         for r, row in enumerate(rounds.rows):
             if row.end in ("stop", "length"):
                 rounds.close()
-                kind, request = group.kind, group.members[r].request
+                kind, request = group.kind, group.members[r].text.request
                 self._tiers.keep(kind.target, rounds.target, rounds.draft, r, row.held)
                 self._tiers.finished(kind.target, kind.drafter, kind.depth, request)
 

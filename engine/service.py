@@ -209,7 +209,6 @@ class Engine:
 
         return Member(
             number=number,
-            request=request,
             kind=Kind(target, drafter, depth, alone=alone),
             sampling=make_row_sampling(target, sampling),
             prompt=Prompt(request.prompt, row),

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from engine import Engine, Finish, Limits, Request, Sampling, Stream, Target, generate
+from engine import Engine, Finish, Limits, Request, Sampling, Stream, generate
 from engine.tiers import Tiers, open_tiers
 from tests.engine.conftest import last
 from tests.engine.pools import PAIRS, Pool, drafter_of, pool, target_of
@@ -144,19 +144,12 @@ def test_a_target_of_other_weights_does_not_go_on(tmp_path: Path) -> None:
     for _ in range(6):
         engine.turn()
     engine.close()
-    other: Target = target_of("sliding")
-    assert open_tiers(other, ssd=tmp_path).start(
-        other, None, _samplers(), _prompt(request)
-    ).rows.processed == [0]
-
-
-def _samplers():  # type: ignore[no-untyped-def]
-    from engine.sampling import Greedy, RowSampling
-
-    return RowSampling([Greedy()])
-
-
-def _prompt(request: Request):  # type: ignore[no-untyped-def]
-    from engine.prefill import Prompt
-
-    return Prompt(request.prompt, None)  # type: ignore[arg-type]
+    other = target_of("sliding")
+    engine, (stream,) = begun(
+        Pool(other, None, (), ()), [request], open_tiers(other, ssd=tmp_path), 1
+    )
+    while engine.turn():
+        pass
+    finish = stream.result()
+    assert finish.usage.cached_tokens == 0
+    assert same_stream(finish, last(list(generate(other, request))))

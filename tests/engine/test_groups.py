@@ -283,7 +283,7 @@ def test_a_tokenizer_that_fails_ends_one_row(monkeypatch: pytest.MonkeyPatch) ->
     take = Collector.take
 
     def sometimes(self: Collector, token: int, logprob: float, **where: Any) -> bool:
-        if self._request is own.requests[9] and len(self._taken) == 3:
+        if self.request is own.requests[9] and len(self._taken) == 3:
             raise UnicodeError("no such character")
         return take(self, token, logprob, **where)
 

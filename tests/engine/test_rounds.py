@@ -69,6 +69,9 @@ class ToyRows:
     def donor(self, windowed: bool) -> Donor:
         raise AssertionError("the toy lends nothing")
 
+    def lowered(self, row: int) -> list[Any]:
+        return []
+
     def arrays(self) -> list[Any]:
         return []
 

@@ -12,8 +12,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from .cache.inspect import Seen, clean, look
-from .errors import BadInput
+from ..errors import BadInput
+from .inspect import Seen, clean, look
 
 app = typer.Typer(help="The files of a durable tier.", rich_markup_mode=None)
 
