@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import signal
 import sys
 import warnings
 from collections.abc import Iterator
@@ -18,6 +19,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from typer.exceptions import TyperException
 
 from .cache.cli import app as cache_app
+from .cache.identity import Memo
 from .drafters.registry import default_drafter, open_drafter
 from .drafters.source import DraftProvider
 from .errors import BadInput
@@ -26,6 +28,7 @@ from .requests import drafter_for
 from .service import Engine
 from .state.quantize import KVQuantization
 from .target import Target
+from .tiers import RAM_BYTES, open_tiers
 from .values import Finish, LogitsOptions, Request, Rng, Sampling, Statistics
 
 CONTEXT_HELP = "tokens looked back at; 0 is all"
@@ -74,6 +77,10 @@ def generate_command(
     kv_group_size: Annotated[int, typer.Option(help="32 | 64 | 128")] = 64,
     quantized_kv_start: Annotated[int, typer.Option(help="from this many tokens on")] = 5000,
     rows: Annotated[int, typer.Option(help="prompts decoded together")] = 8,
+    ssd_cache: Annotated[Path | None, typer.Option(help="folder that keeps states")] = None,
+    prompt_cache: Annotated[
+        int | None, typer.Option(help="bytes of states kept in memory; 1 GiB with --ssd-cache")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="one JSON object per prompt")] = False,
 ) -> None:
     """Generate from a prompt, with or without a drafter: the text is the same."""
@@ -100,7 +107,10 @@ def generate_command(
     quantization = None
     if kv_bits is not None:
         quantization = KVQuantization(kv_bits, kv_group_size, quantized_kv_start)
-    model = Target.load(target, quantization=quantization)
+    if prompt_cache is not None and prompt_cache < 0:
+        raise BadInput(f"--prompt-cache must be at least 0, got {prompt_cache}")
+    memo = None if ssd_cache is None else _memo(ssd_cache)
+    model = Target.load(target, quantization=quantization, memo=memo)
     if adapter is not None:
         model = model.adapted(adapter)
     provider = _mounted(drafter, model, policy)
@@ -111,12 +121,29 @@ def generate_command(
         ids = model.encode_chat([{"role": "user", "content": text}]) if chat else model.encode(text)
         requests.append(Request(tuple(ids), max_tokens, sampling, stop_strings=tuple(stop or ())))
     drafters = () if provider is None else (provider,)
-    with Engine(model, drafters, limits=Limits(rows=rows)) as engine:
+    tiers = None
+    if ssd_cache is not None or prompt_cache is not None:
+        ram_bytes = RAM_BYTES if prompt_cache is None else prompt_cache
+        tiers = open_tiers(model, ram_bytes=ram_bytes, ssd=ssd_cache)
+    with Engine(model, drafters, limits=Limits(rows=rows), tiers=tiers) as engine:
         streams = [engine.submit(request, depth=depth) for request in requests]
         for stream in streams:
             finish = _show_text(stream) if not as_json else _wait(stream, max_tokens)
             if as_json:
                 print(json.dumps(_report(finish), ensure_ascii=False), flush=True)
+
+
+def _memo(folder: Path) -> Memo:
+    """What the files of models hash to is remembered beside the states, in the tier's folder.
+
+    Raises:
+        BadInput: there cannot be such a folder.
+    """
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise BadInput(f"--ssd-cache {folder}: {error.strerror}") from error
+    return Memo(folder / "identities.json")
 
 
 def _mounted(drafter: str | None, model: Target, policy: Rng) -> DraftProvider | None:
@@ -211,7 +238,11 @@ def _report(finish: Finish) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Run the command line. Bad input: one line on stderr, exit 2. Ctrl-C: exit 130."""
+    """Run the command line. Bad input: one line on stderr, exit 2. Ctrl-C: exit 130.
+
+    SIGTERM ends it as Ctrl-C does, with exit 143: what a durable tier is to keep is written first.
+    """
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     # Behind mlx-lm, which keeps transformers from advising to install other frameworks.
     from transformers.utils import logging
 

@@ -50,7 +50,8 @@ class Engine:
         self._drafters: Mapping[str, DraftProvider] = {d.id: d for d in drafters}
         self._default = drafters[0].id if drafters else None
         self._limits = limits or Limits()
-        self._groups = Groups(self._limits, on_round, tiers)
+        self._tiers = tiers or Tiers()
+        self._groups = Groups(self._limits, on_round, self._tiers)
         self._targets: dict[str | None, Target] = {None: target}
         self._targets.update(adapters or {})
         # What is asked of the models is asked here, not in the threads that submit.
@@ -124,7 +125,7 @@ class Engine:
         if self._thread is not None:
             self._thread.join()
         elif not closed:
-            self._groups.suspend()
+            self._wind_up()
         self._end(BadInput("the engine is closed"))
 
     def __enter__(self) -> Engine:
@@ -141,11 +142,14 @@ class Engine:
 
     def _serve(self) -> None:
         try:
+            self._tiers.write_behind(self._wake)
             while not self._closed:
-                if not self.turn():
+                if not (self.turn() | self._tiers.serve()):
+                    self._tiers.idle(True)
                     with self._changed:
-                        self._changed.wait_for(lambda: self._inbox or self._closed)
-            self._groups.suspend()
+                        self._changed.wait_for(self._has_work)
+                    self._tiers.idle(False)
+            self._wind_up()
         except BaseException as error:
             with self._changed:
                 self._closed = True
@@ -154,6 +158,17 @@ class Engine:
         finally:
             # MLX aborts the process at its end if a thread is gone whose streams are not.
             mx.clear_streams()
+
+    def _has_work(self) -> bool:
+        return bool(self._inbox) or self._closed or self._tiers.asks
+
+    def _wake(self) -> None:
+        with self._changed:
+            self._changed.notify()
+
+    def _wind_up(self) -> None:
+        self._groups.suspend()
+        self._tiers.flush()
 
     def _end(self, error: BaseException) -> None:
         with self._changed:

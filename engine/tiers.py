@@ -11,18 +11,20 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import mlx.core as mx
 import numpy as np
 
 from .cache.codecs import CODEC
+from .cache.durability import FlushReport
 from .cache.entry import Generation, Tokens
 from .cache.prompt_cache import Kept, PromptCache
-from .cache.ssd import SSD
+from .cache.ssd import FLUSH_S, SSD
 from .cache.store import Store
 from .cache.stored import Stored
+from .cache.writer import Writer
 from .drafters.source import DraftProvider, DraftRows
 from .errors import BadInput
 from .host import read
@@ -72,6 +74,37 @@ class Tiers:
     def __init__(self, cache: PromptCache | None = None, ssd: SSD | None = None) -> None:
         self._cache = cache
         self._ssd = ssd
+        self._writer: Writer | None = None
+        if cache is not None and ssd is not None:
+            ssd.serve_from(cache.holding)
+
+    def write_behind(self, wake: Callable[[], None]) -> None:
+        """Write in a thread of its own from now on; `wake` is called when `serve` has work."""
+        if self._ssd is not None:
+            self._writer = self._ssd.start(wake)
+
+    @property
+    def asks(self) -> bool:
+        """Whether a write step waits for this thread."""
+        return self._writer is not None and self._writer.asks
+
+    def serve(self) -> bool:
+        """Run one write step, if one waits."""
+        return self._writer is not None and self._writer.serve()
+
+    def idle(self, now: bool) -> None:
+        """Whether this thread has nothing else to do."""
+        if self._writer is not None:
+            self._writer.idle(now)
+
+    def flush(self, timeout_s: float | None = FLUSH_S) -> FlushReport | None:
+        """Make durable what is to be, and stop writing behind. None: nothing is durable here."""
+        if self._ssd is None:
+            return None
+        self._writer, report = None, self._ssd.flush(timeout_s)
+        if report is not None and not report.durable:
+            log.warning("not everything was written: %s", report)
+        return report
 
     def start(
         self,
@@ -111,6 +144,8 @@ class Tiers:
         try:
             kept = captured(target, rows, draft, row, tokens)
             self._cache.put(kept.tokens, kept.namespace, kept.stored, kept.checkpoints)
+            if self._ssd is not None:
+                self._ssd.schedule(kept.tokens, kept.namespace)
         except Exception as error:
             log.warning("a state of %d tokens is not kept: %s", len(tokens), error)
 

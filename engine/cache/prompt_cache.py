@@ -149,10 +149,10 @@ class PromptCache:
         """
         self._adopt(Kept(namespace, tokens, stored, tuple(checkpoints)))
 
-    def exactly(self, tokens: Tokens, namespace: str) -> Kept | None:
-        """The entry of exactly these tokens; it does not count as used."""
-        same = self._index.same(namespace, tokens)
-        return same[0].entry if same else None
+    def holding(self, tokens: Tokens, namespace: str) -> Kept | None:
+        """An entry that serves all these tokens; it does not count as used."""
+        found = self._index.longest(namespace, tokens, len(tokens))
+        return found[0].entry if found is not None and found[1] == len(tokens) else None
 
     def demote(self, idle_s: float) -> int:
         """Spill and forget what was not used for that many seconds; how many entries that were."""

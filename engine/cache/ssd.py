@@ -1,28 +1,54 @@
 """The SSD tier as the RAM tier and the engine see it: states in, states out, no failure in between.
 
-All of this runs on the thread of the forwards, but for the writing itself; see `writer.py`.
+All of this is for the thread of the forwards. What is written behind its back is written in steps
+on that thread; see `writer.py`.
 """
 
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from collections.abc import Callable
 
 from ..errors import BadInput
 from .codecs import Decoder, encode
-from .entry import Entry, Generation, RunStep, Tokens, at_once
+from .durability import Durability, FlushReport
+from .entry import Buffer, Entry, Generation, RunStep, Step, TensorSpec, Tokens, at_once
 from .header import generation_namespace
 from .prompt_cache import Kept
+from .spill import SpillQueue
 from .store import Store
+from .writer import Writer
 
 log = logging.getLogger(__name__)
 
+SPILL_BYTES = 1 << 30
+"""How much of what was evicted may wait for the disk."""
 
-@dataclass(frozen=True, slots=True)
+FLUSH_S = 30.0
+"""How long the end of the process may wait for it."""
+
+
 class SSD:
-    """`Cold` over a store."""
+    """`Cold` over a store, and what is to become durable in it.
 
-    store: Store
+    Until `start`, everything is written in the caller's thread.
+    """
+
+    def __init__(self, store: Store, spill_bytes: int = SPILL_BYTES) -> None:
+        self.store = store
+        self._spilled: SpillQueue[Kept] = SpillQueue(spill_bytes, self._write)
+        self._durability = Durability(
+            store.has_durable_prefix,
+            self._write_dirty,
+            run_step=self._run_step,
+            spill=self._spilled,
+        )
+        self._writer: Writer | None = None
+        self._source: Callable[[Tokens, str], Kept | None] = lambda tokens, namespace: None
+
+    def serve_from(self, source: Callable[[Tokens, str], Kept | None]) -> None:
+        """Where scheduled prefixes are read: what gives a state that serves all those tokens."""
+        self._source = source
 
     def promises(self, tokens: Tokens, namespace: str) -> int:
         found = self.store.find(tokens, namespace)
@@ -33,17 +59,21 @@ class SSD:
         return None if found is None else self._restored(found.entry)
 
     def spill(self, kept: Kept) -> None:
-        self.write(kept)
+        self._spilled.offer(kept, kept.nbytes)
+        if self._writer is None:
+            self._spilled.run_one(at_once)
+        else:
+            self._writer.tell()
 
-    def write(self, kept: Kept, run_step: RunStep = at_once) -> bool:
-        """Store a state for good, unless a stored one serves all its tokens."""
-        if self.store.has_durable_prefix(kept.tokens, kept.namespace):
-            return True
-        return self._put(kept, kept.namespace, None, run_step)
+    def schedule(self, tokens: Tokens, namespace: str) -> None:
+        """Those tokens' state is to be durable, once there is time."""
+        self._durability.schedule(tokens, namespace)
+        if self._writer is not None:
+            self._writer.tell()
 
-    def suspend(self, kept: Kept, generation: Generation, run_step: RunStep = at_once) -> bool:
+    def suspend(self, kept: Kept, generation: Generation) -> bool:
         """Store an unfinished generation; earlier checkpoints of it go."""
-        return self._put(kept, generation_namespace(generation.key), generation, run_step)
+        return self._put(kept, generation_namespace(generation.key), generation, at_once)
 
     def unfinished(
         self, prompt: Tokens, key: str, namespace: str
@@ -59,15 +89,53 @@ class SSD:
         """That generation has ended."""
         self.store.remove_generation_checkpoints(key)
 
+    def start(self, wake: Callable[[], None]) -> Writer:
+        """Write in a thread from now on, whose steps the caller's thread is to serve."""
+        self._writer = Writer(self._spilled, self._durability, wake)
+        self._writer.start()  # once its steps find their way
+        return self._writer
+
+    def flush(self, timeout_s: float | None = FLUSH_S) -> FlushReport | None:
+        """Make everything durable, and end the writing thread if there is one."""
+        if self._writer is None:
+            return self._durability.flush(timeout_s)
+        writer = self._writer
+        report = writer.close(timeout_s)
+        self._writer = None
+        return report
+
+    def _run_step(self, step: Step) -> None:
+        if self._writer is None:
+            step()
+        else:
+            self._writer.run_step(step)
+
+    def _write_dirty(self, tokens: Tokens, namespace: str, run_step: RunStep, /) -> bool | None:
+        found: list[Kept | None] = []
+        run_step(lambda: found.append(self._source(tokens, namespace)))
+        return None if found[0] is None else self._write(found[0], run_step)
+
+    def _write(self, kept: Kept, run_step: RunStep, /) -> bool:
+        """Store a state for good, unless a stored one serves all its tokens."""
+        if self.store.has_durable_prefix(kept.tokens, kept.namespace):
+            return True
+        return self._put(kept, kept.namespace, None, run_step)
+
     def _put(
         self, kept: Kept, namespace: str, generation: Generation | None, run_step: RunStep
     ) -> bool:
+        encoded: list[tuple[Entry, Callable[[TensorSpec], Buffer]]] = []
+
+        def step() -> None:
+            states = (kept.stored, namespace, kept.tokens, kept.checkpoints, generation)
+            encoded.append(encode(*states))
+
         try:
-            entry, read = encode(kept.stored, namespace, kept.tokens, kept.checkpoints, generation)
-        except BadInput as error:
+            run_step(step)
+        except Exception as error:
             log.warning("a state of %d tokens cannot be stored: %s", len(kept.tokens), error)
             return False
-        return self.store.put(entry, read, run_step)
+        return self.store.put(*encoded[0], run_step)
 
     def _restored(self, entry: Entry) -> Kept | None:
         try:
