@@ -58,12 +58,11 @@ def drafter_of(family: str, kind: str) -> DraftProvider | None:
     return open_drafter(spec, target_of(family))
 
 
-@cache
-def pool(family: str, kind: str) -> Pool:
+def requests_of(family: str) -> tuple[Request, ...]:
     """Prompts of 1 token to several windows, budgets of 1 to 24, every way to sample and to end."""
-    target, drafter = target_of(family), drafter_of(family, kind)
+    target = target_of(family)
     texts = [prompt.text for prompt in fixtures.prompts(family)]
-    requests = [
+    return tuple(
         Request(
             tuple(target.encode(texts[i % len(texts)]))[: (1, 2, 9, 31, 32, 33, 70)[i % 7]],
             max_tokens=(1, 2, 5, 9, 24)[i % 5],
@@ -74,9 +73,16 @@ def pool(family: str, kind: str) -> Pool:
             stop_strings=("e",) if i % 11 == 5 else (),
         )
         for i in range(20)
-    ]
+    )
+
+
+@cache
+def pool(family: str, kind: str) -> Pool:
+    """Those requests, and what each is alone."""
+    target, drafter = target_of(family), drafter_of(family, kind)
+    requests = requests_of(family)
     alone = tuple(last(list(generate(target, request, drafter))) for request in requests)
-    return Pool(target, drafter, tuple(requests), alone)
+    return Pool(target, drafter, requests, alone)
 
 
 def same(got: Finish, alone: Finish) -> bool:
