@@ -136,6 +136,7 @@ class BlockProvider:
         identity = hashlib.sha256((digest + target.identity).encode()).hexdigest()
         self.id = id
         self.model = model
+        self.target: Target | None = target
         self.namespace = f"{schema}:{identity}"
         self.thresholds = None if thresholds is None else tuple(thresholds)
         self.default_depth = model.shape.drafts

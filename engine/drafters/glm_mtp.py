@@ -116,7 +116,7 @@ def open_glm_mtp(target: Target, convention: Convention = DRAFTED) -> MtpProvide
     fill(head, named, config, f"the next-token layer of {target.path}")
     schema = SCHEMA if convention == DRAFTED else f"{SCHEMA}-whole-text"
     mtp = Mtp("native-mtp", head, target.ports, convention, schema, lambda: target.identity)
-    return MtpProvider(mtp, tap=NORM, depth=DEPTH)
+    return MtpProvider(mtp, target, tap=NORM, depth=DEPTH)
 
 
 def _behind(target: Target, number: int) -> dict[str, mx.array]:

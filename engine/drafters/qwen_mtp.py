@@ -94,6 +94,7 @@ def open_qwen_mtp(folder: Path, target: Target) -> MtpProvider:
     identity = cache(lambda: digest_of(files))
     return MtpProvider(
         Mtp("mtp", head, ports, CONVENTION, SCHEMA, identity),
+        target,
         tap=NORM if hidden == "behind-norm" else ports.last_layer,
         depth=block - 1,
         # How far a row drafts then depends on its own length, and what it keeps on how far.

@@ -14,10 +14,13 @@ from pathlib import Path
 import pytest
 
 import fixtures
-from engine import BadInput, open_drafter
+from engine import BadInput, Engine, Request, Target, generate, open_drafter
 from fixtures import random_drafters
 
-from .pools import target_of
+from .conftest import finish_of
+from .pools import PAIRS, drafter_of, target_of
+
+READERS = [pair for pair in PAIRS if pair[1] not in ("off", "ngram", "two-model")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +85,38 @@ def test_weights_that_are_needed_must_be_readable(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match=r"model\.safetensors is not readable") as refusal:
         open_drafter(f"assistant:{folder}", target_of("sliding"))
     assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize(("family", "kind"), READERS)
+def test_a_drafter_that_reads_a_target_serves_no_other(family: str, kind: str) -> None:
+    """`identity-drafter`: not even one loaded again from the same folder."""
+    drafter, own = drafter_of(family, kind), target_of(family)
+    assert drafter is not None
+    assert drafter.target is own
+    again = Target.load(own.path)
+    same_model = Target(own.model, own.tokenizer, own._config, own.path)
+    request = Request((5, 6, 7), 4)
+    for target in (again, same_model, target_of("qwen3")):
+        for serve in (
+            lambda target=target: generate(target, request, drafter),
+            lambda target=target: Engine(target, [drafter]),
+        ):
+            with pytest.raises(BadInput, match=f"drafter {drafter.id} reads the target") as refusal:
+                serve()
+            assert str(target.path) in str(refusal.value)
+            assert "\n" not in str(refusal.value)
+    assert list(generate(own, request, drafter))
+
+
+@pytest.mark.parametrize("kind", ["ngram", "two-model"])
+def test_a_drafter_that_reads_no_target_serves_any(kind: str) -> None:
+    """`lossless`: opened beside one target, it drafts for another of the same tokenizer."""
+    drafter = drafter_of("dense", kind)
+    assert drafter is not None
+    assert drafter.target is None
+    other = target_of("qwen3")
+    prompt = other.encode("Name: Anna. Say it again: ")
+    assert finish_of(other, prompt, drafter).tokens == finish_of(other, prompt).tokens
 
 
 @pytest.mark.parametrize("kind", ["two-model", "mtp", "assistant", "dspark", "deepspec"])

@@ -245,6 +245,20 @@ ENGINE = (
 
 LAWS = (
     LawMutant(
+        "drafter serves a target that it does not read",
+        "engine/requests.py",
+        "own is not None and own is not target",
+        "own is not None and own.path != target.path",
+        "a_reader_serves_its_own_target_alone",
+    ),
+    LawMutant(
+        "foreign drafter mounted on an engine",
+        "engine/service.py",
+        "            require_its_target(target, drafter_for(target, drafter))\n",
+        "",
+        "a_reader_is_mounted_on_its_own_target_alone",
+    ),
+    LawMutant(
         "each row decodes alone",
         "engine/service.py",
         'alone = None if shares and sampling.rng == "positional" else number',

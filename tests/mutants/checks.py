@@ -112,6 +112,27 @@ def rows_of_an_own_layer(world: World) -> None:
     _heads_rows(world, "mla")
 
 
+def _reader(world: World) -> tuple[Any, Any]:
+    """A drafter that reads a target, and the same target loaded again."""
+    load = world["engine"].Target.load
+    folder = fixtures.target_dir("mla")
+    return world["engine.drafters.glm_mtp"].open_glm_mtp(load(folder)), load(folder)
+
+
+def a_reader_serves_its_own_target_alone(world: World) -> None:
+    """Else it would draft from the arrays of one target for the text of another."""
+    engine, (drafter, again) = world["engine"], _reader(world)
+    with pytest.raises(engine.BadInput, match="reads the target"):
+        engine.generate(again, engine.Request((5, 6), 4), drafter)
+
+
+def a_reader_is_mounted_on_its_own_target_alone(world: World) -> None:
+    """Where an engine is made, and not first where a request comes."""
+    engine, (drafter, again) = world["engine"], _reader(world)
+    with pytest.raises(engine.BadInput, match="reads the target"):
+        engine.Engine(again, [drafter])
+
+
 def assistant_state_after_a_rejection(world: World) -> None:
     """`companion`: the hidden state is that of the last token kept."""
     rows = world["engine.drafters.assistant"].AssistantRows(None, (3, 5), mx.zeros((2, 1, 4)))
