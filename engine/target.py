@@ -20,6 +20,7 @@ from mlx_lm.utils import hf_repo_to_path
 
 from .adapters import FILES, mount
 from .errors import BadInput, one_line
+from .host import settle
 from .ports import Ports
 from .state.checkpoint import restore_caches
 from .state.layouts import RECURRENT, Cache, layout_of, leaves
@@ -62,6 +63,7 @@ class Target:
         quantization: KVQuantization | None = None,
         adapter: Adapter | None = None,
     ) -> None:
+        settle(model)
         self.model = model
         self.tokenizer = tokenizer
         self.path = path

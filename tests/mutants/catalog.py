@@ -245,6 +245,20 @@ ENGINE = (
 
 LAWS = (
     LawMutant(
+        "tables of a drafter left lazy",
+        "engine/drafters/weights.py",
+        "    settle(module)\n",
+        "    mx.eval(module.parameters())\n",
+        "a_drafter_is_evaluated_where_it_is_opened",
+    ),
+    LawMutant(
+        "tables of a target left lazy",
+        "engine/target.py",
+        "        settle(model)\n",
+        "",
+        "a_target_is_evaluated_where_it_is_loaded",
+    ),
+    LawMutant(
         "drafter serves a target that it does not read",
         "engine/requests.py",
         "own is not None and own is not target",
@@ -516,9 +530,9 @@ LAWS = (
     ),
     LawMutant(
         "DeepSpec's values are not normed",
-        "engine/drafters/deepspec.py",
-        "return keys, mx.fast.rms_norm(both, None, self.eps)",
-        "return keys, both",
+        "engine/drafters/block_layers.py",
+        "return keys, mx.fast.rms_norm(projected, None, self.eps)",
+        "return keys, projected",
         "deepspec_norms_its_values",
     ),
 )

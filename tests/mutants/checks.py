@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -131,6 +133,41 @@ def a_reader_is_mounted_on_its_own_target_alone(world: World) -> None:
     engine, (drafter, again) = world["engine"], _reader(world)
     with pytest.raises(engine.BadInput, match="reads the target"):
         engine.Engine(again, [drafter])
+
+
+def _elsewhere(make: Callable[[], Any]) -> Any:
+    """What a thread that has ended made."""
+
+    def run() -> Any:
+        try:
+            return make()
+        finally:
+            mx.clear_streams()
+
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(run).result()
+
+
+def a_drafter_is_evaluated_where_it_is_opened(world: World) -> None:
+    """What is lazy belongs to the thread that made it."""
+    engine, folder = world["engine"], fixtures.drafter_dir("sliding-deepspec")
+    target = engine.Target.load(fixtures.target_dir("sliding"))
+    provider = _elsewhere(lambda: engine.open_drafter(str(folder), target))
+    events = engine.generate(target, engine.Request((40, 41, 42), 6), provider)
+    try:
+        assert len(list(events)) == 7
+    except RuntimeError as error:
+        raise AssertionError(error) from error
+
+
+def a_target_is_evaluated_where_it_is_loaded(world: World) -> None:
+    """The same of a target."""
+    engine, folder = world["engine"], fixtures.target_dir("sliding")
+    target = _elsewhere(lambda: engine.Target.load(folder))
+    try:
+        assert len(list(engine.generate(target, engine.Request((40, 41, 42), 6)))) == 7
+    except RuntimeError as error:
+        raise AssertionError(error) from error
 
 
 def assistant_state_after_a_rejection(world: World) -> None:
