@@ -92,8 +92,9 @@ def fill(
         ("has unknown", tensors.keys() - wanted.keys()),
     ):
         if names:
-            listed = ", ".join(sorted(names)[:3])
-            raise BadInput(f"{where} {what} tensors: {listed} ({len(names)} in all)")
+            listed = sorted(names)
+            more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+            raise BadInput(f"{where} {what} tensors: {', '.join(listed[:3])}{more}")
     for name, array in tensors.items():
         if array.shape != wanted[name].shape:
             raise BadInput(f"{where}: {name} is {array.shape}, expected {wanted[name].shape}")
