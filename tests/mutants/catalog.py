@@ -479,6 +479,13 @@ LAWS = (
         "quantization_waits_for_what_is_kept",
     ),
     LawMutant(
+        "a head's checkpoint holds the first row's state",
+        "engine/drafters/mtp_rows.py",
+        "hidden = mx.contiguous(self._hidden[row : row + 1])",
+        "hidden = mx.contiguous(self._hidden[:1])",
+        "rows_of_a_head",
+    ),
+    LawMutant(
         "an assistant goes on from a rejected draft",
         "engine/drafters/assistant.py",
         "self._advance([kept + 1 for kept in retained], retained, taps)",
