@@ -20,7 +20,7 @@ from typer.exceptions import TyperException
 
 from .cache.cli import app as cache_app
 from .cache.identity import Memo
-from .drafters.registry import default_drafter, open_drafter
+from .drafters.registry import CONFIDENT, KINDS, default_drafter, open_drafter
 from .drafters.source import DraftProvider
 from .errors import BadInput
 from .groups import Limits
@@ -33,7 +33,11 @@ from .values import Finish, LogitsOptions, Request, Rng, Sampling, Statistics
 
 CONTEXT_HELP = "tokens looked back at; 0 is all"
 DRAFTER_HELP = (
-    "off | ngram | mtp | KIND:DIR | DIR; if not given, the target's own layer where it has one"
+    f"off | ngram | mtp | KIND:DIR | DIR, KIND one of {', '.join(KINDS)}; "
+    "if not given, the target's own layer where it has one"
+)
+CONFIDENCE_HELP = (
+    f"0 to 1: cut a draft before its first token less sure than that ({', '.join(CONFIDENT)})"
 )
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
@@ -53,6 +57,7 @@ def generate_command(
     adapter: Annotated[Path | None, typer.Option(help="mlx-lm adapter folder")] = None,
     drafter: Annotated[str | None, typer.Option(help=DRAFTER_HELP)] = None,
     depth: Annotated[int | None, typer.Option(help="drafts per round")] = None,
+    min_confidence: Annotated[float | None, typer.Option(help=CONFIDENCE_HELP)] = None,
     chat: Annotated[bool, typer.Option(help="each prompt is a user's message")] = False,
     max_tokens: Annotated[int, typer.Option(help="budget, terminal EOS included")] = 100,
     stop: Annotated[list[str] | None, typer.Option(help="stop string, repeatable")] = None,
@@ -113,7 +118,7 @@ def generate_command(
     model = Target.load(target, quantization=quantization, memo=memo)
     if adapter is not None:
         model = model.adapted(adapter)
-    provider = _mounted(drafter, model, policy)
+    provider = _mounted(drafter, model, policy, min_confidence)
     if drafter_for(model, provider) is not provider:
         warnings.warn(f"drafter {drafter} does not support adapters and is not used", stacklevel=1)
     requests: list[Request] = []
@@ -146,10 +151,14 @@ def _memo(folder: Path) -> Memo:
     return Memo(folder / "identities.json")
 
 
-def _mounted(drafter: str | None, model: Target, policy: Rng) -> DraftProvider | None:
+def _mounted(
+    drafter: str | None, model: Target, policy: Rng, min_confidence: float | None
+) -> DraftProvider | None:
     """The drafter asked for, else what the target has of its own."""
     if drafter is not None:
-        return open_drafter(drafter, model)
+        return open_drafter(drafter, model, min_confidence=min_confidence)
+    if min_confidence is not None:
+        raise BadInput(f"--min-confidence {min_confidence} needs a --drafter to cut the drafts of")
     if policy == "sequential":
         return None  # whoever wants mlx-lm's draws wants its plain stream, which drafting changes
     try:

@@ -19,6 +19,20 @@ def drafter_for(target: Target, drafter: DraftProvider | None) -> DraftProvider 
     return None
 
 
+def require_its_target(target: Target, drafter: DraftProvider | None) -> None:
+    """Refuse a drafter that reads another target.
+
+    Raises:
+        BadInput: naming both.
+    """
+    own = None if drafter is None else drafter.target
+    if drafter is not None and own is not None and own is not target:
+        raise BadInput(
+            f"drafter {drafter.id} reads the target that it was opened beside ({own.path}); "
+            f"it cannot serve another target object ({target.path})"
+        )
+
+
 def check(
     target: Target,
     rows: Rows,
@@ -29,9 +43,10 @@ def check(
     """The draft depth for a request that can be served; the drafter's default if None.
 
     Raises:
-        BadInput: options that cannot be served, or a drafter on a target whose caches cannot be
-            rolled back.
+        BadInput: options that cannot be served, a drafter that reads another target, or one on a
+            target whose caches cannot be rolled back.
     """
+    require_its_target(target, drafter)
     if depth is not None and depth < 0:
         raise BadInput(f"depth must be at least 0, got {depth}")
     if max(request.prompt) >= target.vocab_size or min(request.prompt) < 0:

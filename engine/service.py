@@ -14,7 +14,13 @@ from .drafters.source import DraftProvider
 from .errors import BadInput
 from .groups import GroupRound, Groups, Kind, Limits, Member
 from .prefill import Prompt
-from .requests import check, drafter_for, make_row, make_row_sampling
+from .requests import (
+    check,
+    drafter_for,
+    make_row,
+    make_row_sampling,
+    require_its_target,
+)
 from .sampling import resolve_seed
 from .streams import Stream
 from .target import Target
@@ -64,6 +70,7 @@ class Engine:
             _ = mounted.cannot_share, mounted.footprint
             _ = drafters and self._rows[name].cannot_roll_back
         for drafter in drafters:
+            require_its_target(target, drafter_for(target, drafter))
             _ = drafter.cannot_share, drafter.state_bytes(1)
         self._numbers = itertools.count()
         self._inbox: list[Member] = []

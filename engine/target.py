@@ -30,6 +30,7 @@ from .cache.identity import (
     tokenizer_files,
 )
 from .errors import BadInput, one_line
+from .host import settle
 from .ports import Ports
 from .state.checkpoint import restore
 from .state.forms import Held, parse
@@ -76,6 +77,7 @@ class Target:
         artifact: Artifact | None = None,
         memo: Memo | None = None,
     ) -> None:
+        settle(model)
         self.model = model
         self.tokenizer = tokenizer
         self.path = path

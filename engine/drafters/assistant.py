@@ -169,6 +169,7 @@ class AssistantProvider:
 
     def __init__(self, folder: Path, target: Target, convention: Convention = REFERENCE) -> None:
         config = Config.read(folder, check_folder(folder))
+        self.target: Target | None = target
         self.kinds = config.kinds
         self.ports: Ports = require_pairing(folder, config, target)
         self.model = load(folder, config)

@@ -17,12 +17,11 @@ from mlx.nn.layers.base import Module
 from mlx.nn.layers.embedding import Embedding
 from mlx.nn.layers.linear import Linear
 from mlx.nn.layers.normalization import RMSNorm
-from mlx.nn.layers.quantized import quantize
-from mlx.utils import tree_flatten
 from mlx_lm.models.gemma4_text import DecoderLayer, ModelArgs
 
 from ..errors import BadInput
 from ..state.donors import Lent
+from .weights import Quantization, fill, tensors_of
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 
@@ -53,7 +52,7 @@ class Config:
     hidden_size: int
     depth: int
     top_centroids: int
-    quantization: Mapping[str, Any] | None
+    quantization: Quantization | None
     tied: bool
 
     @classmethod
@@ -69,7 +68,6 @@ class Config:
         if "backbone_hidden_size" not in config:
             raise BadInput(f"drafter {folder}: config.json names no backbone_hidden_size")
         layers, kinds = text["num_hidden_layers"], text["layer_types"]
-        quantization = config.get("quantization")
         variants = {
             "hidden_size_per_layer_input": (0,),
             "enable_moe_block": (False,),
@@ -85,8 +83,6 @@ class Config:
                 f"drafter {folder}: layer_types must be {layers} of {FULL} and {SLIDING}, "
                 f"got {kinds}"
             )
-        if (mode := (quantization or {}).get("mode", "affine")) != "affine":
-            raise BadInput(f"drafter {folder}: quantization must be affine, got {mode}")
         args = ModelArgs.from_dict(
             {**text, "num_kv_shared_layers": layers, "hidden_size_per_layer_input": 0}
         )
@@ -97,7 +93,7 @@ class Config:
             # It counts the pending token, too.
             max(1, config.get("block_size", 4) - 1),
             config.get("centroid_intermediate_top_k", 32),
-            quantization,
+            Quantization.read(config, f"drafter {folder}"),
             bool(config.get("tie_word_embeddings", True)),
         )
 
@@ -188,65 +184,22 @@ def load(folder: Path, config: Config) -> Any:
     Raises:
         BadInput: a tensor is missing, unknown, or of another shape than the config says.
     """
-    tensors: dict[str, mx.array] = {}
-    for file in sorted(folder.glob("model*.safetensors")):
-        try:
-            read: Any = mx.load(str(file))
-        except RuntimeError as error:
-            raise BadInput(f"drafter {folder}: {file.name} is not readable: {error}") from error
-        tensors |= read
+    where, tensors = f"drafter {folder}", tensors_of(folder)
     if config.tied:
         tensors = {name: t for name, t in tensors.items() if not name.startswith("lm_head.")}
     centroids = None
     if CENTROIDS in tensors or ORDERING in tensors:
         if CENTROIDS not in tensors:
-            raise BadInput(f"drafter {folder} lacks the tensor {CENTROIDS}")
+            raise BadInput(f"{where} lacks tensors: {CENTROIDS}")
         centroids, vocab_size = tensors[CENTROIDS].shape[0], config.args.vocab_size
         if vocab_size % centroids:
-            raise BadInput(
-                f"drafter {folder}: {centroids} centroids do not divide {vocab_size} tokens"
-            )
+            raise BadInput(f"{where}: {centroids} centroids do not divide {vocab_size} tokens")
         if ORDERING in tensors:
             tensors[ORDERING] = tensors[ORDERING].astype(mx.int32)
     model: Any = Assistant(config, centroids)
-    _quantize(model, config, tensors)
-    _require_same(folder, dict(tree_flatten(model.parameters())), tensors)
-    model.load_weights(list(tensors.items()))
-    model.eval()
-    # All of it, rotary tables included: what is still lazy belongs to the thread that made it.
-    mx.eval(model.state)
+    fill(model, tensors, config.quantization, where)
     if centroids is not None:
         ordering: mx.array = model.masked_embedding.token_ordering
         if not mx.array_equal(mx.sort(ordering), mx.arange(ordering.shape[0])):
-            raise BadInput(f"drafter {folder}: {ORDERING} does not hold every token once")
+            raise BadInput(f"{where}: {ORDERING} does not hold every token once")
     return model
-
-
-def _quantize(model: Module, config: Config, tensors: Mapping[str, mx.array]) -> None:
-    """Make those modules quantized whose tensors are."""
-    how = config.quantization
-    if how is None:
-        return
-
-    def own(path: str, module: Module) -> bool | dict[str, Any]:
-        if not hasattr(module, "to_quantized") or f"{path}.scales" not in tensors:
-            return False
-        settings = how.get(path, True)
-        return settings if isinstance(settings, dict) else True
-
-    quantize(model, how["group_size"], how["bits"], class_predicate=own)
-
-
-def _require_same(
-    folder: Path, wanted: Mapping[str, mx.array], found: Mapping[str, mx.array]
-) -> None:
-    for name in sorted(wanted.keys() | found.keys()):
-        if name not in found:
-            raise BadInput(f"drafter {folder} lacks the tensor {name}")
-        if name not in wanted:
-            raise BadInput(f"drafter {folder} has a tensor that is not an assistant's: {name}")
-        if wanted[name].shape != found[name].shape:
-            raise BadInput(
-                f"drafter {folder}: tensor {name} must have shape {wanted[name].shape}, "
-                f"got {found[name].shape}"
-            )

@@ -5,7 +5,7 @@ What does not fit is refused in one line, before any weights are read.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ import mlx.core as mx
 
 from ..errors import BadInput
 from ..target import Target
+from .block_layers import LayerShape
 from .projected_context import BlockShape
 
 
@@ -90,6 +91,53 @@ def block_shape(config: Config, target: Target, *, drafts: int, reads_anchor: bo
         has_confidence=has_confidence,
         confidence_reads_markov=has_confidence and reads_markov,
     )
+
+
+def layer_shape(
+    config: Config, *, kv_heads: str, head_size: str, rope_theta: float, turned: float = 1.0
+) -> LayerShape:
+    """A layer's sizes. The first two are names of fields, `turned` is a share.
+
+    Raises:
+        BadInput: a size is missing, or is none.
+    """
+    heads, shared = config.size("num_attention_heads"), config.size(kv_heads)
+    if heads % shared:
+        raise config.refuse(f"num_attention_heads {heads} is no multiple of {shared}")
+    width = config.size(head_size)
+    return LayerShape(
+        hidden_size=config.size("hidden_size"),
+        inner_size=config.size("intermediate_size"),
+        heads=heads,
+        kv_heads=shared,
+        head_size=width,
+        turned=int(turned * width),
+        rope_theta=rope_theta,
+        eps=config.number("rms_norm_eps"),
+    )
+
+
+def thresholds_of(
+    config: Config, shape: BlockShape, thresholds: Sequence[float] | None
+) -> tuple[float, ...] | None:
+    """Least confidences by draft position, if the drafter has what they are held against.
+
+    Raises:
+        BadInput: there is no confidence head, or too many thresholds, or one not from 0 to 1.
+    """
+    if thresholds is None:
+        return None
+    if not shape.has_confidence:
+        raise config.refuse("there is no confidence head, which thresholds need")
+    if len(thresholds) > shape.drafts:
+        raise config.refuse(
+            f"there are {len(thresholds)} confidence thresholds, at most {shape.drafts} positions "
+            "are drafted"
+        )
+    for threshold in thresholds:
+        if not 0 <= threshold <= 1:
+            raise config.refuse(f"a confidence must be between 0 and 1, got {threshold}")
+    return tuple(thresholds)
 
 
 def _tap_layers(config: Config, layer_count: int) -> tuple[int, ...]:

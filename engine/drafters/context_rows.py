@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import mlx.core as mx
+from mlx.nn.layers.base import Module
 from mlx.utils import tree_flatten
 from mlx_lm.models.cache import KVCache
 
+from ..cache.identity import digest_of
 from ..errors import BadInput, LawError
 from ..host import read
 from ..ports import layer_tap
@@ -24,9 +27,12 @@ from ..state.checkpoint import (
 from ..state.memory import Footprint
 from ..state.rows import Rows, Undo
 from ..target import Target
+from .block_config import Config, thresholds_of
 from .block_heads import lengths_kept
-from .projected_context import BlockModel, Context, Pair, Proposal
+from .block_layers import Pair
+from .projected_context import BlockModel, BlockShape, Context, Proposal
 from .source import Draft, Lender, PrefillMode, Taps
+from .weights import Quantization, fill, tensors_of
 
 
 class ContextRows:
@@ -117,8 +123,6 @@ class BlockProvider:
     Its identity is that of its weights (`digest`) and of the target, of whose states the context is
     made.
 
-    Raises:
-        BadInput: thresholds without a confidence head, too many, or not between 0 and 1.
     """
 
     supports_target_adapters = False
@@ -136,12 +140,11 @@ class BlockProvider:
         identity = hashlib.sha256((digest + target.identity).encode()).hexdigest()
         self.id = id
         self.model = model
+        self.target: Target | None = target
         self.namespace = f"{schema}:{identity}"
         self.thresholds = None if thresholds is None else tuple(thresholds)
         self.default_depth = model.shape.drafts
         self.taps = tuple(map(layer_tap, model.shape.tap_layers))
-        if self.thresholds is not None:
-            _check_thresholds(self.thresholds, model)
         self._columns = _of_one_token(model, target)
 
     @property
@@ -184,21 +187,37 @@ class BlockProvider:
                 )
 
 
+def open_block(
+    id: str,
+    schema: str,
+    config: Config,
+    target: Target,
+    shape: BlockShape,
+    layer: Callable[[], Module],
+    thresholds: Sequence[float] | None,
+) -> BlockProvider:
+    """The drafter in a config's folder; an embedding or a head that the folder holds is its own.
+
+    Raises:
+        BadInput: thresholds that it cannot have, or tensors that are not the module's.
+    """
+    where = f"drafter {config.folder}"
+    limits, count = thresholds_of(config, shape, thresholds), config.size("num_hidden_layers")
+    quantization = Quantization.read(config.fields, where)
+    weights = {n.removeprefix("model."): a for n, a in tensors_of(config.folder).items()}
+    shape = replace(
+        shape,
+        own_embedding=shape.own_embedding or "embed_tokens.weight" in weights,
+        own_head=shape.own_head or "lm_head.weight" in weights,
+    )
+    model = BlockModel(shape, [layer() for _ in range(count)], target.ports)
+    fill(model, weights, quantization, where)
+    files = [config.folder / "config.json", *sorted(config.folder.glob("model*.safetensors"))]
+    return BlockProvider(id, schema, model, digest_of(files), target, limits)
+
+
 def _of_one_token(model: BlockModel, target: Target) -> list[Pair]:
     """The columns of one token, for their shapes and dtypes; nothing is evaluated."""
     one = target.ports.embed(mx.array([[0]]))
     taps = mx.concatenate([one] * len(model.shape.tap_layers), axis=-1)
     return model.columns(taps, [0] * len(model.layers))
-
-
-def _check_thresholds(thresholds: tuple[float, ...], model: BlockModel) -> None:
-    if not model.shape.has_confidence:
-        raise BadInput("confidence thresholds need a confidence head; this drafter has none")
-    if len(thresholds) > model.shape.drafts:
-        raise BadInput(
-            f"there are {len(thresholds)} confidence thresholds, at most {model.shape.drafts} "
-            "positions are drafted"
-        )
-    for threshold in thresholds:
-        if not 0 <= threshold <= 1:
-            raise BadInput(f"a confidence threshold must be between 0 and 1, got {threshold}")

@@ -7,87 +7,23 @@ deepspec/modeling/dspark/gemma4/modeling.py. (mlx-vlm 0.7.10 leaves out the norm
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import mlx.core as mx
 from mlx.nn.layers.activations import gelu_approx
 from mlx.nn.layers.base import Module
-from mlx.nn.layers.linear import Linear
 from mlx.nn.layers.normalization import RMSNorm
 from mlx_lm.models.rope_utils import ProportionalRoPE
 
-from ..cache.identity import digest_of
 from ..target import Target, check_folder
-from .block_config import Config, block_shape
-from .context_rows import BlockProvider
-from .projected_context import BlockModel, BlockShape, Pair, attend, by_head
-from .released import fill, read_weights
+from .block_config import Config, block_shape, layer_shape
+from .block_layers import Attention, FeedForward, LayerShape, Pair
+from .context_rows import BlockProvider, open_block
+from .projected_context import BlockShape
 
 SCHEMA = "deepspec-context-v1"
 FULL = "full_attention"
-
-
-@dataclass(frozen=True, slots=True)
-class LayerShape:
-    """One layer's sizes; of each head's `head_size` numbers the first `turned` are rotated."""
-
-    hidden_size: int
-    inner_size: int
-    heads: int
-    kv_heads: int
-    head_size: int
-    turned: int
-    rope_theta: float
-    eps: float
-
-
-class Attention(Module):
-    """Attention from a block over [context ++ block], with no causal mask and no scale."""
-
-    def __init__(self, shape: LayerShape) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]  # mlx annotates no constructor
-        size, width = shape.hidden_size, shape.head_size
-        self.heads, self.kv_heads, self.eps = shape.heads, shape.kv_heads, shape.eps
-        self.q_proj = Linear(size, shape.heads * width, bias=False)
-        self.k_proj = Linear(size, shape.kv_heads * width, bias=False)
-        self.o_proj = Linear(shape.heads * width, size, bias=False)
-        self.q_norm = RMSNorm(width, eps=shape.eps)
-        self.k_norm = RMSNorm(width, eps=shape.eps)
-        self.rope: Any = ProportionalRoPE(width, shape.turned, base=shape.rope_theta)
-
-    def columns(self, hidden: mx.array, position: int | mx.array) -> Pair:
-        both = by_head(self.k_proj(hidden), self.kv_heads)
-        keys = self.rope(self.k_norm(both), offset=position)
-        return keys, mx.fast.rms_norm(both, None, self.eps)
-
-    def __call__(
-        self,
-        hidden: mx.array,
-        position: int | mx.array,
-        lent: Pair | None,
-        mask: mx.array | None,
-    ) -> mx.array:
-        queries = self.q_norm(by_head(self.q_proj(hidden), self.heads))
-        own, turned = self.columns(hidden, position), self.rope(queries, offset=position)
-        out: mx.array = self.o_proj(attend(turned, own, lent, mask, scale=1.0))
-        return out
-
-
-class FeedForward(Module):
-    """GeGLU with the tanh approximation."""
-
-    def __init__(self, shape: LayerShape) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]  # mlx annotates no constructor
-        self.gate_proj = Linear(shape.hidden_size, shape.inner_size, bias=False)
-        self.up_proj = Linear(shape.hidden_size, shape.inner_size, bias=False)
-        self.down_proj = Linear(shape.inner_size, shape.hidden_size, bias=False)
-
-    def __call__(self, hidden: mx.array) -> mx.array:
-        gate = gelu_approx(self.gate_proj(hidden))
-        out: mx.array = self.down_proj(gate * self.up_proj(hidden))
-        return out
 
 
 class Layer(Module):
@@ -96,8 +32,9 @@ class Layer(Module):
     def __init__(self, shape: LayerShape) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # mlx annotates no constructor
         size, eps = shape.hidden_size, shape.eps
-        self.self_attn = Attention(shape)
-        self.mlp = FeedForward(shape)
+        rope = ProportionalRoPE(shape.head_size, shape.turned, base=shape.rope_theta)
+        self.self_attn = Attention(shape, rope, scale=1.0, keys_are_values=True)
+        self.mlp = FeedForward(shape, gelu_approx)
         self.input_layernorm = RMSNorm(size, eps=eps)
         self.post_attention_layernorm = RMSNorm(size, eps=eps)
         self.pre_feedforward_layernorm = RMSNorm(size, eps=eps)
@@ -134,16 +71,8 @@ def open_deepspec(
     """
     config = Config(folder, check_folder(folder))
     shape, layer = read_shape(config, target), read_layer(config)
-    model = build(shape, layer, config.size("num_hidden_layers"), target)
-    fill(model, read_weights(folder), config)
     thresholds = None if min_confidence is None else [min_confidence] * shape.drafts
-    files = [folder / "config.json", *sorted(folder.glob("model*.safetensors"))]
-    return BlockProvider("deepspec", SCHEMA, model, digest_of(files), target, thresholds)
-
-
-def build(shape: BlockShape, layer: LayerShape, count: int, target: Target) -> BlockModel:
-    """The module of a config."""
-    return BlockModel(shape, [Layer(layer) for _ in range(count)], target.ports)
+    return open_block("deepspec", SCHEMA, config, target, shape, lambda: Layer(layer), thresholds)
 
 
 def read_shape(config: Config, target: Target) -> BlockShape:
@@ -185,17 +114,10 @@ def read_layer(config: Config) -> LayerShape:
         raise config.refuse(f"rope_parameters must hold a proportional {FULL!r}, got {rope!r}")
     if rope.get("factor", 1.0) != 1.0:
         raise config.refuse(f"rope factor {rope['factor']!r} is unknown, only 1.0")
-    head_size = config.size("global_head_dim")
-    heads, kv_heads = config.size("num_attention_heads"), config.size("num_global_key_value_heads")
-    if heads % kv_heads:
-        raise config.refuse(f"num_attention_heads {heads} is no multiple of {kv_heads}")
-    return LayerShape(
-        hidden_size=config.size("hidden_size"),
-        inner_size=config.size("intermediate_size"),
-        heads=heads,
-        kv_heads=kv_heads,
-        head_size=head_size,
-        turned=int(rope.get("partial_rotary_factor", 1.0) * head_size),
+    return layer_shape(
+        config,
+        kv_heads="num_global_key_value_heads",
+        head_size="global_head_dim",
         rope_theta=float(rope.get("rope_theta", 10_000.0)),
-        eps=config.number("rms_norm_eps"),
+        turned=rope.get("partial_rotary_factor", 1.0),
     )

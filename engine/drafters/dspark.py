@@ -11,88 +11,23 @@ target's unless the folder has its own.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection
-from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import mlx.core as mx
 from mlx.nn.layers.activations import silu
 from mlx.nn.layers.base import Module
-from mlx.nn.layers.linear import Linear
 from mlx.nn.layers.normalization import RMSNorm
 from mlx.nn.layers.positional_encoding import RoPE
 
-from ..cache.identity import digest_of
 from ..errors import BadInput, one_line
-from ..ports import Ports
 from ..target import Target, check_folder
-from .block_config import Config, block_shape
-from .context_rows import BlockProvider
-from .projected_context import BlockModel, BlockShape, Pair, attend, by_head
-from .released import fill, read_weights
+from .block_config import Config, block_shape, layer_shape
+from .block_layers import Attention, FeedForward, LayerShape, Pair
+from .context_rows import BlockProvider, open_block
+from .projected_context import BlockShape
 
 SCHEMA = "dflash-context-v1"
 CALIBRATION = "dspark.json"
-
-
-@dataclass(frozen=True, slots=True)
-class LayerShape:
-    """One layer's sizes."""
-
-    hidden_size: int
-    inner_size: int
-    heads: int
-    kv_heads: int
-    head_size: int
-    eps: float
-    rope_theta: float
-
-
-class Attention(Module):
-    """Qwen 3's attention from a block over [context ++ block], with no causal mask."""
-
-    def __init__(self, shape: LayerShape) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]  # mlx annotates no constructor
-        size, width = shape.hidden_size, shape.head_size
-        self.heads, self.kv_heads, self.scale = shape.heads, shape.kv_heads, width**-0.5
-        self.q_proj = Linear(size, shape.heads * width, bias=False)
-        self.k_proj = Linear(size, shape.kv_heads * width, bias=False)
-        self.v_proj = Linear(size, shape.kv_heads * width, bias=False)
-        self.o_proj = Linear(shape.heads * width, size, bias=False)
-        self.q_norm = RMSNorm(width, eps=shape.eps)
-        self.k_norm = RMSNorm(width, eps=shape.eps)
-        self.rope: Any = RoPE(width, base=shape.rope_theta)
-
-    def columns(self, hidden: mx.array, position: int | mx.array) -> Pair:
-        keys = self.k_norm(by_head(self.k_proj(hidden), self.kv_heads))
-        return self.rope(keys, offset=position), by_head(self.v_proj(hidden), self.kv_heads)
-
-    def __call__(
-        self,
-        hidden: mx.array,
-        position: int | mx.array,
-        lent: Pair | None,
-        mask: mx.array | None,
-    ) -> mx.array:
-        queries = self.q_norm(by_head(self.q_proj(hidden), self.heads))
-        own, turned = self.columns(hidden, position), self.rope(queries, offset=position)
-        out: mx.array = self.o_proj(attend(turned, own, lent, mask, self.scale))
-        return out
-
-
-class FeedForward(Module):
-    """SwiGLU."""
-
-    def __init__(self, shape: LayerShape) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]  # mlx annotates no constructor
-        self.gate_proj = Linear(shape.hidden_size, shape.inner_size, bias=False)
-        self.up_proj = Linear(shape.hidden_size, shape.inner_size, bias=False)
-        self.down_proj = Linear(shape.inner_size, shape.hidden_size, bias=False)
-
-    def __call__(self, hidden: mx.array) -> mx.array:
-        out: mx.array = self.down_proj(silu(self.gate_proj(hidden)) * self.up_proj(hidden))
-        return out
 
 
 class Layer(Module):
@@ -100,8 +35,10 @@ class Layer(Module):
 
     def __init__(self, shape: LayerShape) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # mlx annotates no constructor
-        self.self_attn = Attention(shape)
-        self.mlp = FeedForward(shape)
+        rope = RoPE(shape.head_size, base=shape.rope_theta)
+        scale = shape.head_size**-0.5
+        self.self_attn = Attention(shape, rope, scale=scale, keys_are_values=False)
+        self.mlp = FeedForward(shape, silu)
         self.input_layernorm = RMSNorm(shape.hidden_size, eps=shape.eps)
         self.post_attention_layernorm = RMSNorm(shape.hidden_size, eps=shape.eps)
 
@@ -134,25 +71,9 @@ def open_dspark(
     config = Config(folder, check_folder(folder), "dflash_config")
     shape, layer = read_shape(config, target), read_layer(config)
     thresholds = read_thresholds(folder)
-    weights = read_weights(folder)
-    model = build(shape, layer, config.size("num_hidden_layers"), target.ports, weights.keys())
-    fill(model, weights, config)
     if min_confidence is not None:
         thresholds = [min_confidence] * shape.drafts
-    files = [folder / "config.json", *sorted(folder.glob("model*.safetensors"))]
-    return BlockProvider("dspark", SCHEMA, model, digest_of(files), target, thresholds)
-
-
-def build(
-    shape: BlockShape, layer: LayerShape, count: int, ports: Ports, names: Collection[str] = ()
-) -> BlockModel:
-    """The module of a config; it has an embedding or a head of its own if `names` say so."""
-    shape = replace(
-        shape,
-        own_embedding="embed_tokens.weight" in names,
-        own_head="lm_head.weight" in names,
-    )
-    return BlockModel(shape, [Layer(layer) for _ in range(count)], ports)
+    return open_block("dspark", SCHEMA, config, target, shape, lambda: Layer(layer), thresholds)
 
 
 def read_shape(config: Config, target: Target) -> BlockShape:
@@ -190,17 +111,8 @@ def read_layer(config: Config) -> LayerShape:
     if kind != "default":
         raise config.refuse(f"rope_type {kind!r} is unknown, only 'default'")
     theta = rope.get("rope_theta", config.fields.get("rope_theta", 10_000_000.0))
-    heads, kv_heads = config.size("num_attention_heads"), config.size("num_key_value_heads")
-    if heads % kv_heads:
-        raise config.refuse(f"num_attention_heads {heads} is no multiple of {kv_heads}")
-    return LayerShape(
-        hidden_size=config.size("hidden_size"),
-        inner_size=config.size("intermediate_size"),
-        heads=heads,
-        kv_heads=kv_heads,
-        head_size=config.size("head_dim"),
-        eps=config.number("rms_norm_eps"),
-        rope_theta=float(theta),
+    return layer_shape(
+        config, kv_heads="num_key_value_heads", head_size="head_dim", rope_theta=float(theta)
     )
 
 

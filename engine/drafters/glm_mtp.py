@@ -28,7 +28,7 @@ from ..state.layouts import Cache
 from ..target import Target, check_folder
 from .mtp_provider import MtpProvider
 from .mtp_rows import Convention, Mtp
-from .mtp_weights import fill, tensors_of
+from .weights import Quantization, fill, tensors_of
 
 SCHEMA = "glm52-native-mtp-v1"
 MODEL_TYPE = "glm_moe_dsa"
@@ -113,10 +113,12 @@ def open_glm_mtp(target: Target, convention: Convention = DRAFTED) -> MtpProvide
             (long.removeprefix(first), array) for long, array in target.model.sanitize(own).items()
         )
     }
-    fill(head, named, config, f"the next-token layer of {target.path}")
+    where = f"the next-token layer of {target.path}"
+    # However the target is packed, mlx-lm has read it.
+    fill(head, named, Quantization.read(config, where, only_affine=False), where)
     schema = SCHEMA if convention == DRAFTED else f"{SCHEMA}-whole-text"
     mtp = Mtp("native-mtp", head, target.ports, convention, schema, lambda: target.identity)
-    return MtpProvider(mtp, tap=NORM, depth=DEPTH)
+    return MtpProvider(mtp, target, tap=NORM, depth=DEPTH)
 
 
 def _behind(target: Target, number: int) -> dict[str, mx.array]:

@@ -14,6 +14,7 @@ from ..state.checkpoint import Checkpoint, require_schema, restore_caches
 from ..state.layouts import Cache
 from ..state.memory import Footprint, measure
 from ..state.rows import Rows
+from ..target import Target
 from .mtp_rows import Mtp, MtpRows
 
 
@@ -23,9 +24,16 @@ class MtpProvider:
     supports_target_adapters = False
 
     def __init__(
-        self, mtp: Mtp, *, tap: str, depth: int, cannot_share: tuple[str, ...] = ()
+        self,
+        mtp: Mtp,
+        target: Target,
+        *,
+        tap: str,
+        depth: int,
+        cannot_share: tuple[str, ...] = (),
     ) -> None:
         self.mtp = mtp
+        self.target: Target | None = target
         self.id = mtp.id
         self.taps: tuple[str, ...] = (tap,)
         self.default_depth = depth

@@ -108,6 +108,7 @@ class NgramProvider:
     weights_bytes = 0
     default_depth = 10
     taps: tuple[str, ...] = ()
+    target = None
     supports_target_adapters = True
     cannot_share: tuple[str, ...] = ()
 

@@ -25,9 +25,7 @@ from ..ports import Ports
 from ..state.donors import donor_of
 from ..state.rows import Rows
 from .block_heads import ConfidenceHead, MarkovHead
-
-Pair = tuple[mx.array, mx.array]
-"""Keys and values [B, heads, columns, dim]."""
+from .block_layers import Pair
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,23 +204,3 @@ class BlockModel(Module):
         return Proposal(
             mx.stack(before[1:], axis=1), hidden, base, mx.stack(logits, axis=1), confidence
         )
-
-
-def attend(
-    queries: mx.array, own: Pair, lent: Pair | None, mask: mx.array | None, scale: float
-) -> mx.array:
-    """Attention of a block over [context ++ block]: [B, G, heads * dim]."""
-    if lent is not None:
-        own = (
-            mx.concatenate([lent[0], own[0]], axis=2),
-            mx.concatenate([lent[1], own[1]], axis=2),
-        )
-    seen = mx.fast.scaled_dot_product_attention(queries, *own, scale=scale, mask=mask)
-    batch, _, width, _ = seen.shape
-    return seen.swapaxes(1, 2).reshape(batch, width, -1)
-
-
-def by_head(states: mx.array, heads: int) -> mx.array:
-    """[B, N, heads * dim] as [B, heads, N, dim], to be normed and turned."""
-    batch, width, _ = states.shape
-    return states.reshape(batch, width, heads, -1).swapaxes(1, 2)

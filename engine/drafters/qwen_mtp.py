@@ -33,7 +33,7 @@ from ..state.layouts import Cache
 from ..target import Target, check_folder
 from .mtp_provider import MtpProvider
 from .mtp_rows import Convention, Mtp
-from .mtp_weights import fill, tensors_of
+from .weights import Quantization, fill, tensors_of
 
 SCHEMA = "qwen-mtp-v1"
 MODEL_TYPE = "qwen3_5_mtp"
@@ -88,13 +88,15 @@ def open_qwen_mtp(folder: Path, target: Target) -> MtpProvider:
     block = config.get("block_size", 3)
     if not isinstance(block, int) or block < 2:
         raise BadInput(f"mtp drafter {folder}: block_size must be at least 2, got {block!r}")
-    ports = target.ports
+    ports, where = target.ports, f"mtp drafter {folder}"
+    quantization = Quantization.read(config, where)
     head = QwenMtpHead(TextModelArgs.from_dict(copy.deepcopy(text)))
-    fill(head, _unprefixed(tensors_of(folder)), config, f"mtp drafter {folder}")
+    fill(head, _unprefixed(tensors_of(folder)), quantization, where)
     files = [folder / "config.json", *sorted(folder.glob("model*.safetensors"))]
     identity = cache(lambda: digest_of(files))
     return MtpProvider(
         Mtp("mtp", head, ports, CONVENTION, SCHEMA, identity),
+        target,
         tap=NORM if hidden == "behind-norm" else ports.last_layer,
         depth=block - 1,
         # How far a row drafts then depends on its own length, and what it keeps on how far.

@@ -19,21 +19,27 @@ from .qwen_mtp import open_qwen_mtp
 from .source import DraftProvider
 from .two_model import TwoModelProvider
 
-KINDS = ("two-model", "mtp", "assistant", "dspark", "deepspec")
-
 BLOCK_ARCHITECTURES = ("Qwen3DSparkModel", "DSparkDraftModel", "DFlashDraftModel")
 """Released block drafters, which call themselves `qwen3` like the models they draft for."""
 
-Opener = Callable[[Path, Target], DraftProvider]
-"""The provider for a drafter's folder beside a target; refuses before it reads weights."""
+Opener = Callable[[Path, Target, float | None], DraftProvider]
+"""The provider for a drafter's folder beside a target; refuses before it reads weights.
+
+The number is the least confidence at every position, of kinds that have a head for it.
+"""
 
 OPENERS: Mapping[str, Opener] = {
-    "two-model": lambda folder, target: TwoModelProvider(Target.load(folder), target),
-    "mtp": open_qwen_mtp,
-    "assistant": AssistantProvider,
-    "dspark": open_dspark,
-    "deepspec": open_deepspec,
+    "two-model": lambda folder, target, _: TwoModelProvider(Target.load(folder), target),
+    "mtp": lambda folder, target, _: open_qwen_mtp(folder, target),
+    "assistant": lambda folder, target, _: AssistantProvider(folder, target),
+    "dspark": lambda folder, target, least: open_dspark(folder, target, min_confidence=least),
+    "deepspec": lambda folder, target, least: open_deepspec(folder, target, min_confidence=least),
 }
+"""By kind, as in KIND:DIR."""
+
+KINDS = tuple(OPENERS)
+CONFIDENT = ("dspark", "deepspec")
+"""Kinds that may have a confidence head."""
 
 
 def detect_kind(folder: Path) -> str:
@@ -67,27 +73,50 @@ def default_drafter(target: Target) -> DraftProvider | None:
     return open_glm_mtp(target)
 
 
-def open_drafter(spec: str, target: Target) -> DraftProvider | None:
+def open_drafter(
+    spec: str, target: Target, *, min_confidence: float | None = None
+) -> DraftProvider | None:
     """The provider for `off | ngram | mtp | KIND:DIR | DIR`; None for off.
 
     A bare folder is detected; a stated kind that the files contradict is refused. `mtp` alone is
     what came with the target: the folder `mtp` in its own, else its own next-token layer.
 
+    Args:
+        min_confidence: cut a draft before its first token that is less sure than that, 0 to 1, in
+            place of calibrated thresholds.
+
     Raises:
-        BadInput: unknown or incomplete spec, a folder that does not fit, or a pairing that cannot
-            work.
+        BadInput: unknown or incomplete spec, a folder that does not fit, a pairing that cannot
+            work, or a `min_confidence` for a drafter without a confidence head.
     """
+    kind, folder = _located(spec, target)
+    if min_confidence is not None and kind not in CONFIDENT:
+        raise BadInput(
+            f"drafter {kind} has no confidence head that min_confidence {min_confidence} could "
+            f"be held against (only {', '.join(CONFIDENT)} can have one)"
+        )
+    if kind == "off":
+        return None
+    if kind == "ngram":
+        return NgramProvider()
+    if folder is None:
+        return _own_layer(target)
+    return OPENERS[kind](folder, target, min_confidence)
+
+
+def _located(spec: str, target: Target) -> tuple[str, Path | None]:
+    """The kind that a spec means and its folder, which off, ngram and an own layer have not."""
     kind, _, path = spec.partition(":")
     if spec == "off":
-        return None
+        return spec, None
     if kind == "ngram":
         if path:
             raise BadInput(f"drafter ngram takes no model path, got {path!r}")
-        return NgramProvider()
+        return kind, None
     if spec == "mtp":
         bundled = target.path / "mtp"
         if not bundled.exists():
-            return _own_layer(target)
+            return kind, None
         path = str(bundled)
     elif kind not in KINDS:
         kind, path = "", spec
@@ -95,17 +124,14 @@ def open_drafter(spec: str, target: Target) -> DraftProvider | None:
         raise BadInput(f"drafter {spec!r} needs a folder: {kind or 'KIND'}:DIR")
     folder = Path(path)
     if not os.path.exists(folder):
-        kinds = ", ".join(f"{known}:DIR" for known in OPENERS)
+        kinds = ", ".join(f"{known}:DIR" for known in KINDS)
         raise BadInput(
             f"drafter folder {path} does not exist (drafters: off, ngram, mtp, {kinds}, DIR)"
         )
     found = detect_kind(folder)
     if kind and kind != found:
         raise BadInput(f"drafter folder {path} holds a {found} drafter, not {kind}")
-    if found not in OPENERS:
-        known = ", ".join(OPENERS)
-        raise BadInput(f"drafter folder {path} holds a {found} drafter; only {known} can be run")
-    return OPENERS[found](folder, target)
+    return found, folder
 
 
 def _own_layer(target: Target) -> DraftProvider:

@@ -15,6 +15,7 @@ import mlx.core as mx
 from ..sampling import RowSampling
 from ..state.checkpoint import Checkpoint
 from ..state.donors import Donor
+from ..target import Target
 
 Taps = tuple[mx.array, ...]
 """Hidden states [B, N, H] of the target's last forward, one for each of the provider's `taps`."""
@@ -119,6 +120,15 @@ class DraftProvider(Protocol):
     @property
     def taps(self) -> tuple[str, ...]:
         """Names of the target's hidden states that it reads; see `ports`."""
+        ...
+
+    @property
+    def target(self) -> Target | None:
+        """The one target object that it serves; None if it serves any.
+
+        A drafter that reads a target holds its arrays: another object made of the same files, or
+        loaded in another way, is another target.
+        """
         ...
 
     @property

@@ -163,6 +163,7 @@ class TwoModelProvider:
     id = "two-model"
     default_depth = 3
     taps: tuple[str, ...] = ()
+    target = None
     supports_target_adapters = False
 
     def __init__(self, draft: Target, target: Target) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from parity.compare import Verdict
+from parity.report.acceptance import Acceptance, acceptances
 from parity.report.facts import Case, cases_of, count, grouped, unmet, verdict_sentence
 from parity.report.groups import Group, groups
 from parity.report.text import one_line, visible
@@ -36,6 +37,8 @@ def render(run: Mapping[str, Any]) -> str:
     if open_cases:
         shown = ", ".join(map(code, open_cases[:MAX_DIFFERENCES]))
         parts += ["### Inconclusive", _of(shown, len(open_cases))]
+    if drafted := acceptances(cases):
+        parts += ["### Acceptance", _acceptance(drafted)]
     if found := groups(cases):
         parts += ["### Groups", _groups(found)]
     missing = unmet(run)
@@ -87,6 +90,26 @@ def _table(cases: list[Case]) -> str:
             *(code(name, in_table=True) for name in (model, drafter)),
             *map(str, (depth, n.cases, n.equal, n.tied, n.different, n.inconclusive)),
             f"{n.checked}/{n.total}",
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _acceptance(found: list[Acceptance]) -> str:
+    """Accepted of drafted; a column for each position in a draft that anything drafted to."""
+    longest = max(len(one.drafted) for one in found)
+    places = [str(place) for place in range(1, longest + 1)]
+    lines = [
+        f"| model | drafter | depth | rounds | {' | '.join(places)} |",
+        f"| --- | --- | ---: | ---: | {' | '.join(['---:'] * longest)} |",
+    ]
+    for one in found:
+        shares = [f"{a}/{d}" for a, d in zip(one.accepted, one.drafted, strict=True)]
+        cells = [
+            *(code(name, in_table=True) for name in (one.model, one.drafter)),
+            *map(str, (one.depth, one.rounds)),
+            *shares,
+            *[""] * (longest - len(shares)),
         ]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)

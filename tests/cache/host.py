@@ -21,12 +21,14 @@ def main(folder: str, family: str, kind: str, *numbers: str) -> None:
     tiers = open_tiers(target, ram_bytes=1 << 20, ssd=folder)
     drafters = [drafter] if drafter else []
     with Engine(target, drafters, limits=Limits(rows=4), tiers=tiers) as engine:
-        print("ready", flush=True)
+        sys.stdout.write("ready\n")
+        sys.stdout.flush()
         streams = [engine.submit(requests[int(number)]) for number in numbers]
         for number, stream in zip(numbers, streams, strict=True):
             finish = stream.result()
             said = [int(number), finish.tokens, finish.text, finish.usage.cached_tokens]
-            print(json.dumps(said), flush=True)
+            sys.stdout.write(json.dumps(said) + "\n")
+            sys.stdout.flush()
 
 
 if __name__ == "__main__":

@@ -51,11 +51,16 @@ def target_of(family: str) -> Target:
     return Target.load(fixtures.target_dir(family))
 
 
+def spec_of(family: str, kind: str) -> str:
+    """What names a family's drafter of a kind on the command line."""
+    if kind not in FOLDERS or (family, kind) in OWN:
+        return kind
+    return f"{kind}:{fixtures.drafter_dir(f'{family}-{FOLDERS[kind]}')}"
+
+
 @cache
 def drafter_of(family: str, kind: str) -> DraftProvider | None:
-    separate = kind in FOLDERS and (family, kind) not in OWN
-    spec = str(fixtures.drafter_dir(f"{family}-{FOLDERS[kind]}")) if separate else kind
-    return open_drafter(spec, target_of(family))
+    return open_drafter(spec_of(family, kind), target_of(family))
 
 
 def requests_of(family: str) -> tuple[Request, ...]:

@@ -8,7 +8,7 @@ from typing import Self
 
 import mlx.core as mx
 
-from engine import Draft
+from engine import Draft, Target
 from engine.drafters.source import Lender, PrefillMode, Taps
 from engine.host import read
 from engine.sampling import RowSampling
@@ -94,6 +94,7 @@ class Puppet:
     taps: tuple[str, ...] = ()
     cannot_share: tuple[str, ...] = ("a puppet stays alone",)
     supports_target_adapters: bool = False
+    target: Target | None = None
     opened: list[PuppetRows] = field(default_factory=list)
 
     def state_bytes(self, tokens: int) -> int:

@@ -340,87 +340,6 @@ def copied(pair: Pair, folder: Path, **changes: Any) -> Path:
     return folder
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"hidden_size": 96}, "hidden_size is 96, the target's is 128"),
-        ({"vocab_size": 300}, "vocab_size is 300, the target's is 288"),
-        ({"num_target_layers": 5}, "num_target_layers is 5, the target's is 4"),
-        ({"target_layer_ids": [0, 4]}, r"layers between 0 and 3, got \[0, 4\]"),
-        ({"target_layer_ids": [-1]}, r"layers between 0 and 3, got \[-1\]"),
-        ({"mask_token_id": 288}, "mask_token_id must be between 0 and 287, got 288"),
-        ({"markov_head_type": "gated"}, "markov_head_type 'gated' is unknown, only 'vanilla'"),
-        ({"markov_rank": -1}, "markov_rank must be a whole number of at least 0, got -1"),
-        ({"hidden_act": "gelu"}, "hidden_act 'gelu' is unknown"),
-        ({"model_type": "llama"}, "model_type 'llama' is unknown, only 'qwen3'"),
-        ({"layer_types": ["sliding_attention"]}, "'sliding_attention'"),
-        ({"rope_scaling": {"type": "yarn"}}, "rope_scaling"),
-        ({"rope_parameters": {"rope_type": "yarn"}}, "rope_type 'yarn' is unknown"),
-        ({"num_key_value_heads": 3}, "num_attention_heads 4 is no multiple of 3"),
-        ({"block_size": 0}, "block_size must be a whole number of at least 1, got 0"),
-        ({"rms_norm_eps": None}, "rms_norm_eps must be a number above 0, got None"),
-        ({"num_hidden_layers": 3}, "lacks tensors: layers.2"),
-        ({"num_hidden_layers": 1}, "has unknown tensors: layers.1"),
-        ({"intermediate_size": 96}, r"is \(112, 128\), expected \(96, 128\)"),
-    ],
-)
-def test_a_dspark_folder_that_does_not_fit_is_refused(
-    changes: dict[str, Any], message: str, tmp_path: Path
-) -> None:
-    """In one line, with value and limit."""
-    with pytest.raises(BadInput, match=message) as refused:
-        open_drafter(str(copied(DSPARK, tmp_path / "drafter", **changes)), target_of("dense"))
-    assert "\n" not in str(refused.value)
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"num_target_layers": 4}, "num_target_layers is 4, the target's is 5"),
-        ({"num_target_layers": None}, "num_target_layers is None"),
-        ({"attention_k_eq_v": False}, "attention_k_eq_v False is unknown, only True"),
-        ({"hidden_activation": "silu"}, "hidden_activation 'silu' is unknown"),
-        ({"layer_types": ["full_attention"]}, "layer_types must be 2 times 'full_attention'"),
-        ({"markov_head_type": "rnn"}, "markov_head_type 'rnn' is unknown"),
-        ({"markov_rank": 0, "enable_confidence_head": False}, "markov_rank must be at least 1"),
-        ({"markov_rank": 0}, "reads the Markov head needs a markov_rank"),
-        ({"rope_parameters": {}}, "must hold a proportional 'full_attention', got None"),
-        ({"tie_word_embeddings": True}, "tie_word_embeddings True is unknown"),
-        ({"enable_moe_block": True}, "enable_moe_block True is unknown"),
-        ({"hidden_size": 128}, "hidden_size is 128, the target's is 96"),
-        ({"num_attention_heads": 3, "num_global_key_value_heads": 2}, "is no multiple of 2"),
-    ],
-)
-def test_a_deepspec_folder_that_does_not_fit_is_refused(
-    changes: dict[str, Any], message: str, tmp_path: Path
-) -> None:
-    """Unknown variants are refused, not computed wrongly."""
-    with pytest.raises(BadInput, match=message):
-        open_drafter(str(copied(DEEPSPEC, tmp_path / "drafter", **changes)), target_of("sliding"))
-
-
-def test_deepspec_says_its_softcap(tmp_path: Path) -> None:
-    """Left out it would be 30 for some readers and none for others."""
-    folder = copied(DEEPSPEC, tmp_path / "drafter")
-    config = json.loads((folder / "config.json").read_text())
-    del config["final_logit_softcapping"]
-    (folder / "config.json").write_text(json.dumps(config))
-    with pytest.raises(BadInput, match="final_logit_softcapping is missing"):
-        open_deepspec(folder, target_of("sliding"))
-
-
-def test_a_refusal_comes_before_the_weights(tmp_path: Path) -> None:
-    """What the config tells is said although the weights cannot be read."""
-    folder = copied(DSPARK, tmp_path / "drafter", hidden_size=96)
-    (folder / "model.safetensors").write_bytes(b"no tensors")
-    with pytest.raises(BadInput, match="hidden_size is 96"):
-        open_dspark(folder, target_of("dense"))
-    readable = copied(DSPARK, tmp_path / "readable")
-    (readable / "model.safetensors").write_bytes(b"no tensors")
-    with pytest.raises(BadInput, match=r"cannot read model\.safetensors"):
-        open_dspark(readable, target_of("dense"))
-
-
 def test_released_forms_are_detected(tmp_path: Path) -> None:
     """Flat fields of the Qwen3 release, a `dflash_config`, our own file, DeepSpec's class."""
     assert detect_kind(folder_of(PAIRS[2])) == "dspark"
@@ -450,15 +369,6 @@ def test_quantized_weights_are_read_by_their_scales(tmp_path: Path) -> None:
     context = Context.of(warm(DSPARK, prompt_of(DSPARK, 0, 9))._state)
     ours, theirs = (p.model.propose(mx.array([40]), context, 4).base for p in (provider, dense))
     assert 0 < float(mx.abs(ours - theirs).max()) < 0.5
-    for changes, message in (
-        ({"mode": "mxfp4"}, "mode 'mxfp4' is unknown, only 'affine'"),
-        ({"bits": None}, "bits must be a whole number of at least 1, got None"),
-    ):
-        config = json.loads((folder / "config.json").read_text())
-        stated = {"group_size": 32, "bits": 8, **changes}
-        (folder / "config.json").write_text(json.dumps({**config, "quantization": stated}))
-        with pytest.raises(BadInput, match=message):
-            open_dspark(folder, target)
 
 
 def quantizable(path: str, module: Any) -> bool:
@@ -507,7 +417,7 @@ def test_thresholds_are_read_and_checked(tmp_path: Path) -> None:
         file.write_text(text)
         with pytest.raises(BadInput, match=message):
             open_drafter(str(folder), target)
-    with pytest.raises(BadInput, match="need a confidence head"):
+    with pytest.raises(BadInput, match="no confidence head, which thresholds need"):
         open_dspark(folder_of(PAIRS[2]), target_of("sliding"), min_confidence=0.5)
 
 

@@ -17,8 +17,11 @@ import pytest
 import fixtures
 from engine import Engine, KVQuantization, LogitsOptions, Request, Sampling, Stream, Target
 from engine.cli import main
+from engine.drafters.registry import KINDS
+from fixtures import random_drafters
 
 from .conftest import finish_of
+from .pools import spec_of
 from .test_adapters import fresh, write_adapter
 from .test_chat import without_template
 from .test_drafters import copy_with_config
@@ -26,6 +29,16 @@ from .test_quantize import BUDGET, mlx_lm_tokens
 
 TARGET = str(fixtures.target_dir("dense"))
 DRAFT = str(fixtures.drafter_dir("dense-draft"))
+ONE_OF_EACH = (
+    ("dense", "off"),
+    ("dense", "ngram"),
+    ("dense", "two-model"),
+    ("dense", "dspark"),
+    ("sliding", "assistant"),
+    ("sliding", "deepspec"),
+    ("hybrid", "mtp"),
+    ("mla", "mtp"),
+)
 
 
 def run(*arguments: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
@@ -51,24 +64,40 @@ def test_drafters_give_the_same_tokens(sampling: tuple[str, ...]) -> None:
     assert answers[2]["statistics"]["drafted"] > 0
 
 
-def test_statistics_are_by_position_for_every_drafter() -> None:
+@pytest.mark.parametrize(("family", "kind"), ONE_OF_EACH)
+def test_statistics_are_by_position_for_every_drafter(family: str, kind: str) -> None:
     """As JSON, and in the line behind a text; the sums are the totals."""
-    sliding = str(fixtures.target_dir("sliding"))
-    for target, drafter in (
-        (TARGET, "off"),
-        (TARGET, "ngram"),
-        (TARGET, f"two-model:{DRAFT}"),
-        (sliding, f"assistant:{fixtures.drafter_dir('sliding-assistant')}"),
-    ):
-        base = ("--target", target, "--drafter", drafter, "--depth", "3", "--max-tokens", "24")
-        done = run(*base, "--prompt", "Name: Anna. Say it again: ", "--json")
-        told = json.loads(done.stdout)["statistics"]
-        by_position = told["accepted_by_position"], told["drafted_by_position"]
-        assert [sum(counts) for counts in by_position] == [told["accepted"], told["drafted"]]
-        shares = ", ".join(f"{a}/{d}" for a, d in zip(*by_position, strict=True))
-        line = run(*base, "--prompt", "Name: Anna. Say it again: ").stderr
-        assert (f"(by position {shares})" in line) is (drafter != "off")
-        assert (told["drafted"] > 0) is (drafter != "off")
+    target, drafter = str(fixtures.target_dir(family)), spec_of(family, kind)
+    base = ("--target", target, "--drafter", drafter, "--depth", "3", "--max-tokens", "24")
+    done = run(*base, "--prompt", "Name: Anna. Say it again: ", "--json")
+    told = json.loads(done.stdout)["statistics"]
+    by_position = told["accepted_by_position"], told["drafted_by_position"]
+    assert [sum(counts) for counts in by_position] == [told["accepted"], told["drafted"]]
+    shares = ", ".join(f"{a}/{d}" for a, d in zip(*by_position, strict=True))
+    line = run(*base, "--prompt", "Name: Anna. Say it again: ").stderr
+    assert (f"(by position {shares})" in line) is (kind != "off")
+    assert (told["drafted"] > 0) is (kind != "off")
+
+
+def test_the_least_confidence_shortens_drafts_and_leaves_the_text() -> None:
+    """`lossless`: at 0 drafts are whole, at 1 there are none, between some are cut."""
+    base = ("--target", TARGET, "--prompt", "Name: Anna. Say it again: ", "--json")
+    how = ("--max-tokens", "24", "--drafter", spec_of("dense", "dspark"))
+    answers = [
+        json.loads(run(*base, *how, "--min-confidence", least).stdout)
+        for least in ("0", "0.6", "1")
+    ]
+    assert len({tuple(answer["tokens"]) for answer in answers}) == 1
+    whole, cut, none = (answer["statistics"]["drafted"] for answer in answers)
+    assert whole > cut > none == 0
+
+
+def test_help_and_refusal_name_every_kind() -> None:
+    helped = " ".join(run("--help").stdout.split())
+    assert f"off | ngram | mtp | KIND:DIR | DIR, KIND one of {', '.join(KINDS)};" in helped
+    refused = run("--target", TARGET, "--prompt", "x", "--drafter", "eagle").stderr
+    assert f"(drafters: off, ngram, mtp, {', '.join(f'{k}:DIR' for k in KINDS)}, DIR)" in refused
+    assert set(KINDS) == {"two-model", "mtp", "assistant", "dspark", "deepspec"}
 
 
 def test_text_streams_to_stdout_and_the_summary_to_stderr() -> None:
@@ -177,7 +206,8 @@ def test_bad_input_is_one_line_and_exit_2(
     no_weights = folder(tmp_path, "w", {"config.json": '{"model_type": "llama"}'})
     unknown = str(copy_with_config(Path(DRAFT), tmp_path / "u", model_type="nope"))
     bare = str(without_template(tmp_path / "bare").path)
-    good = ("--target", TARGET, "--prompt", "x")
+    headless = str(random_drafters.dflash(tmp_path / "dflash", Path(TARGET), 1))
+    good, sure = ("--target", TARGET, "--prompt", "x"), ("--min-confidence", "0.5")
     cases = [
         (("--target", "/nowhere", "--prompt", "x"), "model folder /nowhere does not exist"),
         (("--target", str(tmp_path), "--prompt", "x"), "has no config.json"),
@@ -224,6 +254,23 @@ def test_bad_input_is_one_line_and_exit_2(
         (("--target", TARGET, "--prompt", "\udcff", "--chat"), "content is not UTF-8"),
         ((*good, "--drafter", "ngram:x"), "takes no model path"),
         ((*good, "--drafter", "eagle"), "does not exist"),
+        ((*good, "--min-confidence", "0.5"), "--min-confidence 0.5 needs a --drafter"),
+        *(
+            ((*good, *sure, "--drafter", spec), f"drafter {kind} has no confidence head")
+            for kind, spec in (
+                ("off", "off"),
+                ("ngram", "ngram"),
+                ("mtp", "mtp"),
+                ("two-model", DRAFT),
+                ("assistant", spec_of("sliding", "assistant")),
+                ("mtp", spec_of("hybrid", "mtp")),
+            )
+        ),
+        ((*good, *sure, "--drafter", headless), f"{headless}: there is no confidence head"),
+        (
+            (*good, "--min-confidence", "1.5", "--drafter", spec_of("dense", "dspark")),
+            "a confidence must be between 0 and 1, got 1.5",
+        ),
     ]
     for arguments, message in cases:
         monkeypatch.setattr(sys, "argv", ["engine", "generate", *arguments])

@@ -92,26 +92,29 @@ class Company:
 
     def capture_and_join(self, r: int) -> None:
         """`capture`: a copy of row r, from owned tensors, joins as a row of its own."""
+        self.join(self.restored(r), self.numbers[r])
+
+    def restored(self, r: int, into: Pool | None = None) -> Rounds:
+        """A copy of row r, from owned tensors; in another pool's target and drafter if given."""
+        own = into or self.own
         assert self.rounds is not None
         self.rounds.close()
         target, row, number = self.rounds.target, self.rounds.rows[r], self.numbers[r]
         assert isinstance(target, Rows)
         layout, tensors = capture_caches(target.lowered(r))
-        restored = self.own.target.restored_rows(layout, tensors, target.processed[r], self.taps)
-        samplers = make_row_sampling(
-            self.own.target, resolve_seed(self.own.requests[number].sampling)
-        )
+        restored = own.target.restored_rows(layout, tensors, target.processed[r], self.taps)
+        samplers = make_row_sampling(own.target, resolve_seed(self.own.requests[number].sampling))
         draft = None
         if self.rounds.draft is not None:
             stored: Checkpoint = self.rounds.draft.capture(r)
             assert stored.processed_tokens == len(row.held)
-            assert self.own.drafter is not None
-            draft = self.own.drafter.open(samplers, stored)
+            assert own.drafter is not None
+            draft = own.drafter.open(samplers, stored)
         copy = replace(
             row, consumer=self.again(row, number), held=list(row.held), trace=list(row.trace)
         )
         prompt = Prompt(self.own.requests[number].prompt, copy, len(copy.held))
-        self.join(self.go_on(Cohort(restored, draft, samplers, [prompt])), number)
+        return self.go_on(Cohort(restored, draft, samplers, [prompt]))
 
     def again(self, row: Row, number: int) -> Collector:
         """A second reader that has taken what the first has."""

@@ -245,6 +245,34 @@ ENGINE = (
 
 LAWS = (
     LawMutant(
+        "tables of a drafter left lazy",
+        "engine/drafters/weights.py",
+        "    settle(module)\n",
+        "    mx.eval(module.parameters())\n",
+        "a_drafter_is_evaluated_where_it_is_opened",
+    ),
+    LawMutant(
+        "tables of a target left lazy",
+        "engine/target.py",
+        "        settle(model)\n",
+        "",
+        "a_target_is_evaluated_where_it_is_loaded",
+    ),
+    LawMutant(
+        "drafter serves a target that it does not read",
+        "engine/requests.py",
+        "own is not None and own is not target",
+        "own is not None and own.path != target.path",
+        "a_reader_serves_its_own_target_alone",
+    ),
+    LawMutant(
+        "foreign drafter mounted on an engine",
+        "engine/service.py",
+        "            require_its_target(target, drafter_for(target, drafter))\n",
+        "",
+        "a_reader_is_mounted_on_its_own_target_alone",
+    ),
+    LawMutant(
         "each row decodes alone",
         "engine/service.py",
         'alone = None if shares and sampling.rng == "positional" else number',
@@ -451,6 +479,13 @@ LAWS = (
         "quantization_waits_for_what_is_kept",
     ),
     LawMutant(
+        "a head's checkpoint holds the first row's state",
+        "engine/drafters/mtp_rows.py",
+        "hidden = mx.contiguous(self._hidden[row : row + 1])",
+        "hidden = mx.contiguous(self._hidden[:1])",
+        "rows_of_a_head",
+    ),
+    LawMutant(
         "an assistant goes on from a rejected draft",
         "engine/drafters/assistant.py",
         "self._advance([kept + 1 for kept in retained], retained, taps)",
@@ -502,9 +537,9 @@ LAWS = (
     ),
     LawMutant(
         "DeepSpec's values are not normed",
-        "engine/drafters/deepspec.py",
-        "return keys, mx.fast.rms_norm(both, None, self.eps)",
-        "return keys, both",
+        "engine/drafters/block_layers.py",
+        "return keys, mx.fast.rms_norm(projected, None, self.eps)",
+        "return keys, projected",
         "deepspec_norms_its_values",
     ),
 )

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -110,6 +112,62 @@ def rows_of_a_head(world: World) -> None:
 def rows_of_an_own_layer(world: World) -> None:
     """`companion`: what GLM's layer remembers."""
     _heads_rows(world, "mla")
+
+
+def _reader(world: World) -> tuple[Any, Any]:
+    """A drafter that reads a target, and the same target loaded again."""
+    load = world["engine"].Target.load
+    folder = fixtures.target_dir("mla")
+    return world["engine.drafters.glm_mtp"].open_glm_mtp(load(folder)), load(folder)
+
+
+def a_reader_serves_its_own_target_alone(world: World) -> None:
+    """Else it would draft from the arrays of one target for the text of another."""
+    engine, (drafter, again) = world["engine"], _reader(world)
+    with pytest.raises(engine.BadInput, match="reads the target"):
+        engine.generate(again, engine.Request((5, 6), 4), drafter)
+
+
+def a_reader_is_mounted_on_its_own_target_alone(world: World) -> None:
+    """Where an engine is made, and not first where a request comes."""
+    engine, (drafter, again) = world["engine"], _reader(world)
+    with pytest.raises(engine.BadInput, match="reads the target"):
+        engine.Engine(again, [drafter])
+
+
+def _elsewhere(make: Callable[[], Any]) -> Any:
+    """What a thread that has ended made."""
+
+    def run() -> Any:
+        try:
+            return make()
+        finally:
+            mx.clear_streams()
+
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(run).result()
+
+
+def a_drafter_is_evaluated_where_it_is_opened(world: World) -> None:
+    """What is lazy belongs to the thread that made it."""
+    engine, folder = world["engine"], fixtures.drafter_dir("sliding-deepspec")
+    target = engine.Target.load(fixtures.target_dir("sliding"))
+    provider = _elsewhere(lambda: engine.open_drafter(str(folder), target))
+    events = engine.generate(target, engine.Request((40, 41, 42), 6), provider)
+    try:
+        assert len(list(events)) == 7
+    except RuntimeError as error:
+        raise AssertionError(error) from error
+
+
+def a_target_is_evaluated_where_it_is_loaded(world: World) -> None:
+    """The same of a target."""
+    engine, folder = world["engine"], fixtures.target_dir("sliding")
+    target = _elsewhere(lambda: engine.Target.load(folder))
+    try:
+        assert len(list(engine.generate(target, engine.Request((40, 41, 42), 6)))) == 7
+    except RuntimeError as error:
+        raise AssertionError(error) from error
 
 
 def assistant_state_after_a_rejection(world: World) -> None:

@@ -9,12 +9,15 @@ from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
+from parity.cases import DRAFTERS, READERS
 from parity.compare import Verdict
+from parity.report import page
 from parity.report.markdown import MAX_DIFFERENCES, block, code, render
 from parity.report.text import one_line, visible
 from parity.runner import Claim
+from parity.trace import Round
 from tests.parity.fakes import case
-from tests.parity.runs import NAMES, TEXTS, equal, parted, run_of, run_saying, tied
+from tests.parity.runs import NAMES, TEXTS, broken, equal, parted, run_of, run_saying, tied
 
 MARKDOWN = MarkdownIt("commonmark").enable("table").enable("strikethrough")
 COMMENT_LIMIT = 65_536
@@ -73,10 +76,31 @@ def test_the_table_has_a_row_per_drafter_and_depth() -> None:
     """Counts by drafter and depth."""
     run = run_of(equal(case()), parted(case("b")), tied(case(depth=8), Verdict.INCONCLUSIVE))
     rows = [line for line in render(run).splitlines() if line.startswith("|")]
-    assert rows[2:] == [
+    assert rows[2:4] == [
         "| `dense` | `ngram` | 3 | 2 | 1 | 0 | 1 | 0 | 8/13 |",
         "| `dense` | `ngram` | 8 | 1 | 0 | 0 | 0 | 1 | 4/9 |",
     ]
+
+
+def test_acceptance_is_by_position_for_every_drafter() -> None:
+    """As in the JSON, and as the plots of the page say it."""
+    deeper = equal(case("b", drafter="ngram"))
+    assert deeper.actual is not None
+    object.__setattr__(deeper.actual, "rounds", (Round((97,) * 4, 4, (97,) * 5),))
+    drafters = [drafter for drafter in (*DRAFTERS, *READERS) if drafter != "off"]
+    run = run_of(*(equal(case(drafter=drafter)) for drafter in drafters), deeper)
+    said = render(run)
+    section = said[said.index("### Acceptance") :].splitlines()
+    assert section[2:4] == [
+        "| model | drafter | depth | rounds | 1 | 2 | 3 | 4 |",
+        "| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: |",
+    ]
+    for drafter in drafters:
+        counts = "3 | 3/3 | 2/3 | 1/2 | 1/1" if drafter == "ngram" else "2 | 2/2 | 1/2 | 0/1 | "
+        assert f"| `dense` | `{drafter}` | 3 | {counts} |" in section
+    assert {one["drafter"] for one in run["acceptance"]} == set(drafters)
+    assert page.render(run).count("<svg") == len(drafters)
+    assert "### Acceptance" not in render(run_of(broken(case())))
 
 
 def test_the_first_differences_come_with_sentence_and_command() -> None:
