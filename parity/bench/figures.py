@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from parity.bench import cheap
+from parity.bench import cheap, tiers
 from parity.bench.costs import (
     Kind,
     Shares,
@@ -47,7 +47,7 @@ SPEEDUP = Goal("P5", "at least", 1.3)
 CHEAP = Goal("P5", "at most", 0.3)
 RIGHT = Goal("P5", "at least", 0.8)
 NGRAM = Goal("P12", "at most", 0.01)
-GOALS = ("P1", "P2", "P3", "P5", "P12")
+GOALS = ("P1", "P2", "P3", "P5", "P7", "P8", "P9", "P10", "P11", "P12")
 
 DEPTHS = (0, 1, 3, 7)
 ROUNDS: tuple[tuple[Kind, int], ...] = (
@@ -109,6 +109,16 @@ def measure(models: Models, setting: Setting, goals: Sequence[str] = GOALS) -> I
         yield from _groups(models, setting)
     if "P5" in goals:
         yield from _speedup(cheap.cheap_pair(models), setting)
+    few = min(setting.num_pairs, 2 * tiers.FEW)
+    if {"P7", "P8", "P9"} & {*goals}:
+        for figure in tiers.large_entries(few):
+            if figure.goal.id in goals:
+                yield Measured(figure, os.getloadavg()[0])
+    if "P10" in goals:
+        yield Measured(tiers.hit(models.target, few), os.getloadavg()[0])
+    if "P11" in goals:
+        for figure in tiers.many_entries(few):
+            yield Measured(figure, os.getloadavg()[0])
     if "P12" in goals:
         forward = forward_side(models.target, setting.prompts[0])
         vocab_size = models.target.vocab_size

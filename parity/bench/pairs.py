@@ -73,13 +73,14 @@ class Goal:
     """What a median ratio should be.
 
     `or_interval`: it is also met when the interval holds the limit, that is, when the pairs do not
-    tell the two sides apart.
+    tell the two sides apart. With fewer pairs than `fewest` nothing is said.
     """
 
     id: str
     bound: Literal["at least", "at most"]
     limit: float
     or_interval: bool = False
+    fewest: int = FEWEST_PAIRS
 
     def met(self, median: float, interval: tuple[float, float]) -> bool:
         if self.or_interval and interval[0] <= self.limit <= interval[1]:
@@ -108,6 +109,6 @@ class Figure:
     @property
     def met(self) -> bool | None:
         """None: too few pairs to tell."""
-        if len(self.pairs) < FEWEST_PAIRS:
+        if len(self.pairs) < self.goal.fewest:
             return None
         return self.goal.met(self.median, self.interval)
