@@ -9,7 +9,20 @@ import pytest
 
 import engine
 
-CORE = ("entry", "prefixes", "files", "strict", "header", "format")
+CORE = (
+    "entry",
+    "prefixes",
+    "files",
+    "strict",
+    "header",
+    "format",
+    "catalog",
+    "shelf",
+    "keeper",
+    "store",
+    "spill",
+    "durability",
+)
 
 
 def run(program: str) -> str:
