@@ -132,7 +132,7 @@ class Durability:
                 ]
             if not due:
                 return False
-            self._settle(due[0], self._run_step)
+            self._concluded(due[0], self._written(due[0], self._run_step))
             return True
         finally:
             self._serial.release()
@@ -180,40 +180,40 @@ class Durability:
         """What became of every record that was dirty, but for those there was no time for."""
         with self._lock:
             records = list(self._records.values())
-        settled: list[_Dirty] = []
-        found: list[bool | None] = []
+        written: list[bool | None] = []
         for record in records:
             if limit.over:
                 break
-            written = self._settle(record, limit)
-            if written:
-                settled.append(record)
-            elif not limit.over:
-                found.append(written)
-        for record in settled:
-            # Writing the later ones may have pushed it out again.
-            lasts = self._is_durable(record.tokens, record.namespace)
-            if not lasts:
-                with self._lock:
-                    lasts = self._records.setdefault(record.key, record) is not record
-            found.append(lasts or None)
-        return found
+            done = self._written(record, limit)
+            if done or not limit.over:
+                written.append(done)
+        # Last, because a later one may serve an earlier one that was missing, or push it out.
+        return [
+            self._concluded(record, done) for record, done in zip(records, written, strict=False)
+        ]
 
-    def _settle(self, record: _Dirty, run_step: RunStep) -> bool | None:
-        """Make a record durable, and then forget it unless it was scheduled again meanwhile."""
+    def _written(self, record: _Dirty, run_step: RunStep) -> bool | None:
+        """Write a record if it is not durable, as `WriteDurably` does."""
         record.due_s = None
-        written: bool | None = True
-        if not self._is_durable(record.tokens, record.namespace):
-            try:
-                written = self._write(record.tokens, record.namespace, run_step)
-            except Exception as error:
-                log.warning("a prefix could not be made durable: %s", error)
-                written = False
-        if written:
+        if self._is_durable(record.tokens, record.namespace):
+            return True
+        try:
+            return self._write(record.tokens, record.namespace, run_step)
+        except Exception as error:
+            log.warning("a prefix could not be made durable: %s", error)
+            return False
+
+    def _concluded(self, record: _Dirty, done: bool | None) -> bool | None:
+        """The same as `done` after all. What is durable is forgotten if it was not scheduled anew.
+
+        What is not is dirty, also where it was written and then pushed out again.
+        """
+        if self._is_durable(record.tokens, record.namespace):
             with self._lock:
                 if self._records.get(record.key) is record:
                     del self._records[record.key]
-        return written
+            return True
+        return None if done else done
 
 
 class _Limit:

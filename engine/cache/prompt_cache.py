@@ -1,24 +1,29 @@
 """The RAM tier: prefixes of tokens and the states behind them, the least recently used go first.
 
-A colder tier may stand behind it. What is evicted here is spilled there first, and what it alone
-has, or has more of, is brought back by `take`. It belongs to the thread that runs the forwards.
+A colder tier may stand behind it. What is evicted here is spilled there first, and what it has more
+of is brought back by `take`. It belongs to the thread that runs the forwards. Arrays are shared
+with whoever takes them and never copied: nobody changes one in place, see `forms.load`.
 """
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import mlx.core as mx
+import numpy as np
 
 from ..errors import BadInput
 from ..state.checkpoint import Checkpoint
 from .entry import Reuse, Tokens
 from .prefixes import Indexed, PrefixIndex
 from .stored import Stored
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -37,53 +42,80 @@ class Kept:
     def __post_init__(self) -> None:
         if not len(self.tokens):
             raise BadInput("a state of 0 tokens is not kept; at least 1 is needed")
-        states = (self.stored.tokens, *(c.processed_tokens for c in self.checkpoints))
-        for stands in states:
+        for stands in (self.stored.tokens, *(c.processed_tokens for c in self.checkpoints)):
             if stands != len(self.tokens):
                 raise BadInput(f"a state of {stands} tokens cannot stand for {len(self.tokens)}")
 
     @property
     def reuse(self) -> Reuse:
         """A drafter's state stands for one boundary, and its target's with it."""
-        return Reuse(trimmable=False) if self.checkpoints else self.stored.reuse
+        reuse = self.stored.reuse
+        return replace(reuse, trimmable=False) if self.checkpoints else reuse
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all arrays and of the tokens."""
-        drafts = sum(t.nbytes for c in self.checkpoints for t in c.attachment.tensors)
-        return self.stored.nbytes + drafts + self.tokens.nbytes
+        """Bytes of all arrays and, here and in the index, of the tokens."""
+        drafts = sum(array.nbytes for c in self.checkpoints for array in c.attachment.tensors)
+        return self.stored.nbytes + drafts + 2 * self.tokens.nbytes
 
 
 class Cold(Protocol):
-    """A slower tier. It never raises."""
+    """A slower tier. What it raises is as good as having nothing, and is logged."""
 
     def promises(self, tokens: Tokens, namespace: str) -> int:
         """How many of the tokens, but for the last, it could serve, without I/O; 0 if none."""
         ...
 
     def fetch(self, tokens: Tokens, namespace: str) -> Kept | None:
-        """What it then serves: an entry of its own, whole; None if it turns out to be unusable."""
+        """The entry that then serves them, whole; None if it turns out to be unusable."""
         ...
 
-    def spill(self, kept: Kept) -> None:
-        """Take what is about to be forgotten here."""
+    def spill(self, kept: Kept) -> bool:
+        """Take what is about to be forgotten here; False if it could not."""
         ...
+
+
+class NoCold:
+    """Nothing stands behind the RAM tier. See `Cold`."""
+
+    def promises(self, tokens: Tokens, namespace: str) -> int:
+        return 0
+
+    def fetch(self, tokens: Tokens, namespace: str) -> Kept | None:
+        return None
+
+    def spill(self, kept: Kept) -> bool:
+        return False
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Hit:
-    """The state of the first `count` tokens of what was asked for, owned by whoever asked."""
+    """The state of the first `count` tokens of what was asked for.
+
+    `checkpoints` are the drafter's of the same boundary.
+    """
 
     count: int
     stored: Stored
     checkpoints: tuple[Checkpoint, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """What has happened so far. `cold_hits` are those of the hits that the colder tier served."""
+
+    hits: int = 0
+    cold_hits: int = 0
+    misses: int = 0
+    evicted: int = 0
+    cold_failures: int = 0
+
+
 @dataclass(slots=True)
 class _Use:
-    """An entry's last use, in seconds of the cache's clock."""
+    """An entry's bytes, and when it was used last, in seconds of the cache's clock."""
 
-    indexed: Indexed[Kept]
+    nbytes: int
     at_s: float
 
 
@@ -103,12 +135,13 @@ class PromptCache:
     ) -> None:
         if cap_bytes < 0:
             raise BadInput(f"the prompt cache's bytes must be at least 0, got {cap_bytes}")
-        self._cap_bytes = cap_bytes
-        self._cold = cold
+        self.cap_bytes = cap_bytes
+        self.nbytes = 0
+        self.counts = Counts()
+        self._cold: Cold = cold or NoCold()
         self._clock = clock
         self._index: PrefixIndex[Kept] = PrefixIndex()
-        self._uses: OrderedDict[Indexed[Kept], _Use] = OrderedDict()
-        self.nbytes = 0
+        self._uses: OrderedDict[Indexed[Kept], _Use] = OrderedDict()  # the latest comes last
 
     def __len__(self) -> int:
         return len(self._index)
@@ -116,21 +149,22 @@ class PromptCache:
     def take(self, tokens: Tokens, namespace: str) -> Hit | None:
         """The longest prefix that can be handed out; at least one token is left to process.
 
-        The entry stays, and is now the one used last. The colder tier is asked if it has more.
+        The entry stays as it is, and is now the one used last. The colder tier is asked if it
+        promises more than is here.
         """
         found = self._index.longest(namespace, tokens)
-        count = 0 if found is None else found[1]
-        if self._cold is not None and self._cold.promises(tokens, namespace) > count:
-            kept = self._cold.fetch(tokens, namespace)
-            if kept is not None:
-                served = served_by(kept, tokens)
-                if served > count:
-                    self._adopt(kept)
-                    return _hit(kept, served)
-        if found is None:
+        own, count = (None, 0) if found is None else found
+        fetched = self._fetched(tokens, namespace, count)
+        if fetched is not None:
+            self._count(hits=1, cold_hits=1)
+            return fetched
+        if own is None:
+            self._count(misses=1)
             return None
-        self._touch(found[0])
-        return _hit(found[0].entry, count)
+        self._uses.move_to_end(own)
+        self._uses[own].at_s = self._clock()
+        self._count(hits=1)
+        return _hit(own.entry, count)
 
     def put(
         self,
@@ -139,74 +173,112 @@ class PromptCache:
         stored: Stored,
         checkpoints: Sequence[Checkpoint] = (),
     ) -> None:
-        """Keep a state; it is nobody's to change any more.
+        """Keep a state. It replaces one of the same tokens, and shorter ones that it can serve.
 
-        It replaces one of the same tokens, and shorter ones that it can serve itself. What does not
-        fit at all goes to the colder tier at once.
+        What does not fit at all goes to the colder tier at once.
 
         Raises:
             BadInput: the state does not stand behind those tokens.
         """
-        self._adopt(Kept(namespace, tokens, stored, tuple(checkpoints)))
+        own = np.array(tokens, np.int32)  # the caller may go on with theirs
+        own.flags.writeable = False
+        kept = Kept(namespace, own, stored, tuple(checkpoints))
+        if kept.nbytes > self.cap_bytes:
+            self._spilled(kept)
+        else:
+            self._adopt(kept)
+
+    def covers(self, tokens: Tokens, namespace: str) -> bool:
+        """Whether an entry here could serve all of the tokens; it does not count as used."""
+        return self._index.covers(namespace, tokens)
 
     def holding(self, tokens: Tokens, namespace: str) -> Kept | None:
         """An entry that serves all these tokens; it does not count as used."""
         found = self._index.longest(namespace, tokens, len(tokens))
         return found[0].entry if found is not None and found[1] == len(tokens) else None
 
+    def exactly(self, tokens: Tokens, namespace: str) -> Kept | None:
+        """The entry of exactly these tokens; it does not count as used."""
+        same = self._index.same(namespace, tokens)
+        return same[0].entry if same else None
+
     def demote(self, idle_s: float) -> int:
-        """Spill and forget what was not used for that many seconds; how many entries that were."""
+        """Spill and forget what was not used for that many seconds, and say how many that were.
+
+        What the colder tier does not take stays.
+        """
         latest = self._clock() - idle_s
-        idle = [use.indexed for use in self._uses.values() if use.at_s <= latest]
-        for indexed in idle:
-            self._spill(indexed)
-        return len(idle)
+        idle = [indexed for indexed, use in self._uses.items() if use.at_s <= latest]
+        demoted = [indexed for indexed in idle if self._spilled(indexed.entry)]
+        for indexed in demoted:
+            self._forget(indexed)
+        return len(demoted)
 
     def _adopt(self, kept: Kept) -> None:
-        needless = [
+        """Take in what fits."""
+        for indexed in (
             *self._index.same(kept.namespace, kept.tokens),
             *self._index.superseded(kept.namespace, kept.tokens, kept.reuse),
-        ]
-        if kept.nbytes > self._cap_bytes:
-            for indexed in self._index.same(kept.namespace, kept.tokens):
-                self._forget(indexed)
-            if self._cold is not None:
-                self._cold.spill(kept)
-            return
-        for indexed in needless:
+        ):
             self._forget(indexed)
-        while self.nbytes + kept.nbytes > self._cap_bytes:
-            self._spill(next(iter(self._uses)))
+        nbytes = kept.nbytes
+        while self.nbytes + nbytes > self.cap_bytes:
+            oldest = next(iter(self._uses))
+            self._spilled(oldest.entry)
+            self._forget(oldest)
+            self._count(evicted=1)
         indexed = self._index.add(kept.namespace, kept.tokens, kept.reuse, kept)
-        self._uses[indexed] = _Use(indexed, self._clock())
-        self.nbytes += kept.nbytes
-
-    def _touch(self, indexed: Indexed[Kept]) -> None:
-        self._uses.move_to_end(indexed)
-        self._uses[indexed].at_s = self._clock()
-
-    def _spill(self, indexed: Indexed[Kept]) -> None:
-        if self._cold is not None:
-            self._cold.spill(indexed.entry)
-        self._forget(indexed)
+        self._uses[indexed] = _Use(nbytes, self._clock())
+        self.nbytes += nbytes
 
     def _forget(self, indexed: Indexed[Kept]) -> None:
         self._index.remove(indexed)
-        del self._uses[indexed]
-        self.nbytes -= indexed.entry.nbytes
+        self.nbytes -= self._uses.pop(indexed).nbytes
+
+    def _fetched(self, tokens: Tokens, namespace: str, more_than: int) -> Hit | None:
+        """What the colder tier has if that is more; it is then here as well, where it fits."""
+        try:
+            if self._cold.promises(tokens, namespace) <= more_than:
+                return None
+            kept = self._cold.fetch(tokens, namespace)
+            count = 0 if kept is None else served_by(kept, tokens, namespace)
+            if kept is None or count <= more_than:
+                return None
+            hit = _hit(kept, count)
+        except Exception as error:
+            self._failed("fetched", error)
+            return None
+        if kept.nbytes <= self.cap_bytes:
+            self._adopt(kept)
+        return hit
+
+    def _spilled(self, kept: Kept) -> bool:
+        try:
+            return self._cold.spill(kept)
+        except Exception as error:
+            self._failed("spilled", error)
+            return False
+
+    def _failed(self, what: str, error: Exception) -> None:
+        self._count(cold_failures=1)
+        log.warning("a state could not be %s: %s", what, error)
+
+    def _count(self, **more: int) -> None:
+        now = self.counts
+        self.counts = replace(now, **{name: getattr(now, name) + n for name, n in more.items()})
 
 
-def served_by(kept: Kept, tokens: Tokens) -> int:
+def served_by(kept: Kept, tokens: Tokens, namespace: str) -> int:
     """How many of the tokens, but for the last, the entry can serve; 0 if none."""
-    most = min(len(kept.tokens), len(tokens) - 1)
-    differing = (kept.tokens[:most] != tokens[:most]).nonzero()[0]
+    most = max(0, min(len(kept.tokens), len(tokens) - 1))
+    differing = np.flatnonzero(kept.tokens[:most] != tokens[:most])
     count = int(differing[0]) if len(differing) else most
-    return count if kept.reuse.serves(count, len(kept.tokens)) else 0
+    usable = kept.namespace == namespace and kept.reuse.serves(count, len(kept.tokens))
+    return count if usable else 0
 
 
 def _hit(kept: Kept, count: int) -> Hit:
-    """Arrays are never changed in place by whoever restores them, so they need no copy."""
     stored = kept.stored.trimmed(count)
-    if count < len(kept.tokens):
-        mx.eval(stored.arrays)
+    # At once: what is not evaluated belongs to the thread that made it.
+    mx.eval(stored.arrays)
     return Hit(count, stored, kept.checkpoints)

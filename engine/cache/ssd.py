@@ -58,12 +58,13 @@ class SSD:
         found = self.store.find(tokens, namespace)
         return None if found is None else self._restored(found.entry)
 
-    def spill(self, kept: Kept) -> None:
+    def spill(self, kept: Kept) -> bool:
+        """Taken, if not written yet."""
         self._spilled.offer(kept, kept.nbytes)
         if self._writer is None:
-            self._spilled.run_one(at_once)
-        else:
-            self._writer.tell()
+            return self._spilled.run_one(at_once)
+        self._writer.tell()
+        return True
 
     def schedule(self, tokens: Tokens, namespace: str) -> None:
         """Those tokens' state is to be durable, once there is time."""

@@ -143,6 +143,19 @@ def test_artifacts_are_names_and_bytes(tmp_path: Path) -> None:
         assert digest_of(one) == digest_of(reversed(other))
         found.add(digest_of(one))
     assert len(found) == len(variants)
+    # What would meet if a name, or if contents, were hashed without the length in front.
+    rest = "x" * 88
+    shifted = [
+        {"a": "\0b" + chr(88) + "\0" * 7 + rest},
+        {"ab": "", "b": rest},
+        {"a": "12" + "\1" + "\0" * 7 + "b" + "3"},
+        {"a": "12", "b": "3"},
+    ]
+    prints = set()
+    for number, contents in enumerate(shifted):
+        (tmp_path / f"s{number}").mkdir()
+        prints.add(digest_of(write(tmp_path / f"s{number}", **contents)))
+    assert len(prints) == len(shifted)
     with pytest.raises(BadInput, match="at least 1 file"):
         digest_of([])
     with pytest.raises(BadInput, match="gone is missing"):
