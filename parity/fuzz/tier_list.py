@@ -200,8 +200,9 @@ class TierList:
             return False
         if self._covered(self.sound, line.namespace, line.tokens):
             return True
-        if self._covered(self.cold, line.namespace, line.tokens) and line.key not in self.on_disk:
-            return True
+        written = self.on_disk.get(line.key) not in (None, *(old.file for old in self.cold))
+        if self._covered(self.cold, line.namespace, line.tokens) and not written:
+            return True  # a damaged one is thought to be as good
         assert line.file_bytes <= self.cold_cap
         # A write looks at the folders, so that it is known who is gone.
         self.cold = [
