@@ -94,6 +94,7 @@ class TierList:
         self.on_disk: dict[Key, Path] = {}
         self.doubtful = False
         self.lost = False
+        self.failed = False
         self.now_s = 0.0
         self._uses = 0
 
@@ -154,7 +155,7 @@ class TierList:
         self.dirty[key] = namespace
 
     def flush(self) -> bool:
-        """Write what is dirty; whether all of it is durable then."""
+        """Write what is dirty; whether all of it is durable then, and nothing has failed before."""
         for (_, tokens), namespace in self.dirty.items():
             if not self._covered(self.cold, namespace, tokens):
                 line, count = best_of(self.ram, namespace, tokens, len(tokens))
@@ -165,11 +166,12 @@ class TierList:
             for key, namespace in self.dirty.items()
             if not self._covered(self.cold, namespace, key[1])
         }
-        return not self.dirty
+        durable, self.failed = not self.dirty and not self.failed, False
+        return durable
 
     def restart(self) -> None:
         """Only files are left. Headers are read, and what was used last comes last."""
-        self.ram, self.dirty = [], {}
+        self.ram, self.dirty, self.failed = [], {}, False
         self.cold = [line for line in self.cold if not line.harmed or _exists(line)]
         self.cold.sort(key=lambda line: line.used)
 
@@ -203,7 +205,9 @@ class TierList:
         written = self.on_disk.get(line.key) not in (None, *(old.file for old in self.cold))
         if self._covered(self.cold, line.namespace, line.tokens) and not written:
             return True  # a damaged one is thought to be as good
-        assert line.file_bytes <= self.cold_cap
+        if line.file_bytes > self.cold_cap:
+            self.failed = True
+            return False
         # A write looks at the folders, so that it is known who is gone.
         self.cold = [
             old

@@ -22,7 +22,7 @@ from .contracts import Violation
 from .entries import LONGEST, cut, sizes_of
 from .history import Chunk, History, Reference
 from .lru import TheirTier
-from .namespaces import Namespace, namespaces_of
+from .namespaces import START, Namespace, namespaces_of
 from .our_tiers import OurTiers, append
 from .setup import Setup
 from .worlds import VOCAB, kinds
@@ -33,7 +33,7 @@ WIDTHS = st.lists(st.sampled_from((1, 1, 2, 5, 12)), max_size=4)
 
 PROMPT = st.tuples(
     st.integers(0, 5),
-    st.sampled_from((LONGEST, LONGEST, LONGEST, 0)) | st.integers(1, LONGEST),
+    st.sampled_from((LONGEST, LONGEST, LONGEST, 0, START - 2)) | st.integers(1, LONGEST),
     st.lists(TOKEN, max_size=2) | st.lists(TOKEN, max_size=9),
     st.sampled_from((None, None, None, None, None, 0, 1, 2)),
 )
@@ -90,6 +90,7 @@ class TierMachine(RuleBasedStateMachine):
         self.theirs.put(namespace, self.theirs.feed(namespace, None, chunks))
         self._check()
 
+    @precondition(lambda self: len(self.texts) > 1)
     @rule(
         prompt=PROMPT,
         widths=WIDTHS,
