@@ -157,7 +157,7 @@ class Groups:
     def suspend(self) -> int:
         """Keep what has been generated and not ended; how many requests can go on later."""
         return sum(
-            self._tiers.suspend(
+            self._tiers.generations.suspend(
                 group.kind.target,
                 member.text.request,
                 member.text.seed,
@@ -211,7 +211,7 @@ class Groups:
 
     def _resumed(self, kind: Kind, member: Member) -> Rounds | None:
         """The rounds of a generation that was interrupted, its reader told of what has been."""
-        found = self._tiers.unfinished(
+        found = self._tiers.generations.unfinished(
             kind.target, kind.drafter, kind.depth, member.text.request, member.prompt
         )
         if found is None:
@@ -270,7 +270,7 @@ class Groups:
                 rounds.close()
                 kind, request = group.kind, group.members[r].text.request
                 self._tiers.keep(kind.target, rounds.target, rounds.draft, r, row.held)
-                self._tiers.finished(kind.target, kind.drafter, kind.depth, request)
+                self._tiers.generations.finished(kind.target, kind.drafter, kind.depth, request)
 
     def _start(self, ready: Batch[Cohort]) -> None:
         """Rows whose prompts are done go into a group."""
