@@ -79,6 +79,20 @@ class Disk:
         self._certain: list[NameChange] = []
         self._names: list[NameChange] = []
 
+    @classmethod
+    def of(cls, image: Image, origin: str, moved: str) -> tuple[dict[tuple[str, str], int], Disk]:
+        """The numbers of an image's files by folder and name, and a disk on which all is certain."""
+        disk, names = cls(moved), dict[tuple[str, str], int]()
+        for path in sorted(image.folders - {origin}):
+            folder, name = os.path.split(_moved(path, origin, Path(moved)))
+            disk._certain.append(MadeFolder(folder, name))
+        for number, (path, data, mtime) in enumerate(image.files, 1):
+            folder, name = os.path.split(_moved(path, origin, Path(moved)))
+            disk._files[number] = _File(data, mtimes=[] if mtime is None else [mtime])
+            disk._certain.append(Created(folder, name, number))
+            names[folder, name] = number
+        return names, disk
+
     def apply(self, change: Change) -> None:
         if isinstance(change, (MadeFolder, Created, Renamed, Removed, RemovedFolder)):
             self._names.append(change)

@@ -31,7 +31,7 @@ def size_of(entry: Entry) -> int:
     return plan(entry, ORIGIN).size
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Kept:
     """`used` grows with each use: the least is the next victim."""
 

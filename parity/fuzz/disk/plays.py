@@ -14,7 +14,7 @@ from .small import exact, small, unfinished
 NAMESPACES = ("plain", "ngram:3:1")
 LETTERS, LONGEST = 3, 6
 KEYS = ("a", "b")
-PROMPT = 2
+PROMPTS = {"a": (0, 1), "b": (0, 1, 2)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +54,15 @@ def operations(random: Random) -> Iterator[Operation]:
             yield Put(an_entry(random, version))
 
 
+def own(seed: int, number: int) -> Iterator[Operation]:
+    """Puts of one process in a namespace that no other uses."""
+    random = Random(f"{seed} {number} own")
+    version = 0
+    while True:
+        version += 1
+        yield Put(small(tokens(random), f"process {number}", version))
+
+
 def tokens(random: Random) -> tuple[int, ...]:
     return tuple(random.choices(range(LETTERS), k=random.randint(1, LONGEST)))
 
@@ -68,6 +77,7 @@ def an_entry(random: Random, version: int) -> Entry:
     if kind < 0.4:
         return small(ids, namespace, version, reuse=Reuse(True, random.randint(2, LONGEST)))
     if kind < 0.55:
-        more = tuple(random.choices(range(LETTERS), k=random.randint(1, 4)))
-        return unfinished((*ids[:PROMPT], *more), random.choice(KEYS), len(ids[:PROMPT]), version)
+        key = random.choice(KEYS)
+        more = tuple((n * n + 1) % LETTERS for n in range(version))  # each is longer than the last
+        return unfinished((*PROMPTS[key], *more), key, len(PROMPTS[key]), version)
     return small(ids, namespace, version)

@@ -1,0 +1,59 @@
+"""How much of a row is done, and how that is told."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+
+@dataclass(slots=True)
+class Budget:
+    """Work is numbered by seeds from `first`; it goes on until `count` or the end of the time.
+
+    `done` counts what the row counts. `violations` are what broke the contract, in words that begin
+    with the seed.
+    """
+
+    count: int
+    seconds: float
+    first: int = 0
+    done: int = 0
+    next: int = 0
+    violations: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    started: float = field(default_factory=time.monotonic)
+
+    def __post_init__(self) -> None:
+        self.next = self.first
+
+    def seeds(self) -> Iterator[int]:
+        """Seeds while there is something left to do. One violation is enough."""
+        while self.done < self.count and not self.over and not self.violations:
+            yield self.next
+            self.next += 1
+
+    @property
+    def over(self) -> bool:
+        return self.took_s > self.seconds
+
+    @property
+    def took_s(self) -> float:
+        return time.monotonic() - self.started
+
+    def violated(self, seed: int, text: str) -> None:
+        self.violations.append(f"seed {seed}: {text}")
+
+
+SHARED_MEMORY = Path("/dev/shm")
+
+
+@contextmanager
+def scratch() -> Iterator[Path]:
+    """A folder, in memory where the system has such a place: nothing here must outlive the power."""
+    place = SHARED_MEMORY if SHARED_MEMORY.is_dir() else None
+    with TemporaryDirectory(prefix="mlx-parity-", dir=place) as folder:
+        yield Path(folder)
