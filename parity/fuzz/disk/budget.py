@@ -14,8 +14,8 @@ from tempfile import TemporaryDirectory
 class Budget:
     """Work is numbered by seeds from `first`; it goes on until `count` or the end of the time.
 
-    `done` counts what the row counts. `violations` are what broke the contract, in words that begin
-    with the seed.
+    `done` counts what the row counts; `next` is the first seed that was not begun. `violations` are
+    what broke the contract, in words that begin with the seed; `failed` is the last of these seeds.
     """
 
     count: int
@@ -24,6 +24,7 @@ class Budget:
     done: int = 0
     next: int = 0
     violations: list[str] = field(default_factory=list)
+    failed: int | None = None
     notes: list[str] = field(default_factory=list)
     started: float = field(default_factory=time.monotonic)
 
@@ -31,10 +32,12 @@ class Budget:
         self.next = self.first
 
     def seeds(self) -> Iterator[int]:
-        """Seeds while there is something left to do. One violation is enough."""
-        while self.done < self.count and not self.over and not self.violations:
-            yield self.next
+        """Seeds while there is something left to do, one at least. One violation is enough."""
+        while self.next == self.first or not (
+            self.done >= self.count or self.over or self.violations
+        ):
             self.next += 1
+            yield self.next - 1
 
     @property
     def over(self) -> bool:
@@ -45,6 +48,7 @@ class Budget:
         return time.monotonic() - self.started
 
     def violated(self, seed: int, text: str) -> None:
+        self.failed = seed
         self.violations.append(f"seed {seed}: {text}")
 
 
@@ -53,7 +57,7 @@ SHARED_MEMORY = Path("/dev/shm")
 
 @contextmanager
 def scratch() -> Iterator[Path]:
-    """A folder, in memory where the system has such a place: nothing here must outlive the power."""
+    """A folder, in memory where the system has such a place: nothing here must outlive it."""
     place = SHARED_MEMORY if SHARED_MEMORY.is_dir() else None
     with TemporaryDirectory(prefix="mlx-parity-", dir=place) as folder:
         yield Path(folder)

@@ -1,4 +1,4 @@
-"""Processes that may be killed at any moment: one parent without mlx forks as many as are asked for.
+"""Processes that may be killed at any moment: a parent without mlx forks as many as are wanted.
 
 `python -m parity.fuzz.disk.children` reads a JSON line for each job and says what its children say,
 a line each: [number, word, value]. The first word of every child is `pid`, the last, said for it,

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import os
 import re
+import time
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
 
-from engine.cache.entry import Entry, Tokens
+from engine.cache.entry import Entry, Identity, Tokens
 from engine.cache.files import Files
 from engine.cache.store import Store
 
 from .faults import Unsynced
-from .model import Key, Kept, Model, key_of
-from .plays import NAMESPACES, Finish, Operation, Put, Use
+from .model import Kept, Model, key_of
+from .plays import Finish, Operation, Put
 from .small import CODEC, IDENTITY, Checked, read, version_of
 
 SENTINEL = -1
@@ -28,9 +31,24 @@ ENTRY = re.compile(r"[0-9a-f]{64}/[0-9a-f]{64}/[0-9a-f-]{32,36}\.mlxkv\.safetens
 Outcome: TypeAlias = tuple[Any, ...]
 
 
-def opened(folder: Path, cap_bytes: int, files: Files | None = None) -> Store:
-    files = Unsynced() if files is None else files
-    return Store(str(folder), IDENTITY, cap_bytes=cap_bytes, codec=CODEC, files=files)
+def opened(
+    folder: Path,
+    cap_bytes: int,
+    files: Files | None = None,
+    *,
+    identity: Identity = IDENTITY,
+    codec: str = CODEC,
+    clock: Iterator[int] | None = None,
+) -> Store:
+    """A store of tiny entries. Nothing is synced unless `files` does so."""
+    return Store(
+        folder,
+        identity,
+        cap_bytes=cap_bytes,
+        codec=codec,
+        files=Unsynced() if files is None else files,
+        clock=time.time_ns if clock is None else partial(next, clock),
+    )
 
 
 def ids(tokens: tuple[int, ...]) -> Tokens:
@@ -73,14 +91,14 @@ def advance(model: Model, operation: Operation) -> Outcome:
     return "used", best[0].key, best[0].version, count, None
 
 
-def broken(folder: Path, before: Model, after: Model, *, others: bool = False) -> str | None:
+def broken(folder: Path, before: Model, after: Model, excess: int = 0) -> str | None:
     """Open a store and say what is not as promised, or None.
 
     All of `before` is there, but for what an operation that leads to `after` may have removed; what
-    else there is, is whole. Where removals were undone, so that there is more than the cap allows, as
-    much as that may be missing. With `others` there may be entries that neither knows.
+    else there is, is whole. A crash may undo removals: if there are more bytes than the cap
+    allows now, or were by `excess`, as many may be missing.
     """
-    excess = sum(path.stat().st_size for path in every_file(folder)) - before.cap_bytes
+    excess = max(excess, bytes_in(folder) - before.cap_bytes)
     try:
         store = opened(folder, before.cap_bytes)
     except Exception as error:
@@ -116,9 +134,9 @@ def _missing(store: Store, kept: Kept, owed: bool) -> str | None:
         entry, count = (None, 0) if found is None else (found.entry, found.count)
     if entry is None or count < len(tokens):
         return f"{kept.key}, version {kept.version}, {MISSING}" if owed else None
-    if owed and key_of(entry)[0] == namespace and version_of(entry) < kept.version:
-        if key_of(entry) == kept.key or generation is not None:
-            return f"{kept.key}: version {version_of(entry)} is found, not {kept.version}"
+    same = key_of(entry) == kept.key or generation is not None
+    if owed and same and version_of(entry) < kept.version:
+        return f"{kept.key}: version {version_of(entry)} is found, not {kept.version}"
     if wrong := restored(store, entry):
         return f"{kept.key}, version {kept.version}: found, and then: {wrong}"
     return None
@@ -126,14 +144,12 @@ def _missing(store: Store, kept: Kept, owed: bool) -> str | None:
 
 def _unclean(folder: Path, store: Store) -> str | None:
     """Files beside those of the entries, or more bytes than the cap."""
-    size = 0
     for path in every_file(folder):
         if not ENTRY.fullmatch(os.path.relpath(path, folder)):
             return f"{path.name} is left in the folder"
-        size += path.stat().st_size
-    counts = store.counts
-    if size != counts.used_bytes or size > store.cap_bytes:
-        return f"{size} bytes of files, {counts.used_bytes} counted, {store.cap_bytes} allowed"
+    size, counts = bytes_in(folder), store.counts
+    if size != counts.nbytes or size > store.cap_bytes:
+        return f"{size} bytes of files, {counts.nbytes} counted, {store.cap_bytes} allowed"
     return None
 
 
@@ -141,15 +157,8 @@ def every_file(folder: Path) -> list[Path]:
     return [Path(place, name) for place, _, names in os.walk(folder) for name in names]
 
 
-def ask_everything(store: Store, model: Model) -> str | None:
-    """Whether a store serves every prompt of a play as the model does."""
-    for namespace in NAMESPACES:
-        for kept in model.kept:
-            if kept.entry.generation is None:
-                use = Use(namespace, (*kept.key[1], SENTINEL))
-                if difference := differs(use, store, model):
-                    return difference
-    return None
+def bytes_in(folder: Path) -> int:
+    return sum(path.stat().st_size for path in every_file(folder))
 
 
 def differs(operation: Operation, store: Store, model: Model) -> str | None:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from random import Random
 
 from .budget import Budget, scratch
-from .contract import advance, broken, opened, perform
+from .contract import advance, broken, bytes_in, opened, perform
 from .images import Disk, Image, images
 from .model import Model, size_of
 from .plays import operations
@@ -19,6 +18,9 @@ from .small import small
 OPERATIONS = 10
 DRAWN = 4
 """Images at random beside the six of all or nothing, for each change in the log."""
+
+CUTS = 12
+"""Moments of a run after which a recovery is recorded."""
 
 ROOMY, TIGHT = 1 << 20, 5 * size_of(small((1, 2, 3)))
 """Bytes under which nothing is evicted, and under which much is."""
@@ -56,7 +58,7 @@ def crash_images(budget: Budget) -> None:
 
 
 def _each_image(
-    budget: Budget, seed: int, recording: Recording, disk: Disk, random: Random
+    budget: Budget, seed: int, recording: Recording, disk: Disk, random: Random, excess: int = 0
 ) -> None:
     seen: set[tuple[Image, int]] = set()
     done = 0
@@ -75,7 +77,7 @@ def _each_image(
             budget.done += 1
             with scratch() as folder:
                 image.materialise(disk.origin, folder)
-                found = broken(folder / "cache", before, after)
+                found = broken(folder / "cache", before, after, excess)
             if found:
                 budget.violated(seed, f"after change {place}, {change}: {found}")
                 return
@@ -85,19 +87,27 @@ def crashes_of_recovery(budget: Budget) -> None:
     """R2 once more: the power is lost again while a store is being opened on an image."""
     for seed in budget.seeds():
         random = Random(seed)
-        with scratch() as base, scratch() as folder:
+        with scratch() as base:
             recording = record(seed, base)
-            disk, done = Disk(str(base)), 0
-            for change in recording.log.changes[: random.randrange(len(recording.log.changes))]:
-                disk.apply(change)
-                if isinstance(change, Acknowledged):
-                    done = change.operations
-            image = random.choice(list(images(disk, random, DRAWN)))
-            image.materialise(disk.origin, folder)
-            names, again = Disk.of(image, disk.origin, str(folder))
-            files = Recorded(log=Log(names=names, numbered=len(names)))
-            if os.path.isdir(folder / "cache"):
-                opened(folder / "cache", recording.states[0].cap_bytes, files)
-            after = min(done + 1, len(recording.states) - 1)
-            states = (recording.states[done], recording.states[after])
-            _each_image(budget, seed, Recording(files.log, states), again, random)
+            for _ in range(CUTS):
+                _crash_twice(budget, seed, recording, str(base), random)
+
+
+def _crash_twice(
+    budget: Budget, seed: int, recording: Recording, origin: str, random: Random
+) -> None:
+    changes = recording.log.changes
+    disk, done = Disk(origin), 0
+    for change in changes[: random.randrange(len(changes))]:
+        disk.apply(change)
+        if isinstance(change, Acknowledged):
+            done = change.operations
+    states = recording.states[done : done + 2]
+    image = random.choice(list(images(disk, random, DRAWN)))
+    with scratch() as folder:
+        image.materialise(origin, folder)
+        names, again = Disk.of(image, origin, str(folder))
+        files = Recorded(log=Log(names=names, numbered=len(names)))
+        excess = bytes_in(folder) - states[0].cap_bytes
+        opened(folder / "cache", states[0].cap_bytes, files)
+        _each_image(budget, seed, Recording(files.log, states), again, random, excess)

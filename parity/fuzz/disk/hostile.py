@@ -28,23 +28,19 @@ INSIDE = ("0.layout", "0.reuse", "0.attachments", "0.generation")
 """Metadata that is JSON in a string."""
 
 BASES: tuple[Entry, ...] = (
-    small((1, 2, 3)),
-    exact((4, 5)),
-    unfinished((1, 2, 3), "key", 2),
+    small((91, 92, 93)),
+    exact((94, 95)),
+    unfinished((91, 92, 93), "key", 2),
 )
 
 
 def hostile_file(random: Random) -> bytes:
     """A file of a hostile header and as many bytes as its tensors had, more, or fewer."""
     entry = random.choice(BASES)
-    if random.random() < 0.006:
-        header = random.choice(_GIANT)(random)
-    else:
-        header = _rewritten(entry, random)
+    giant = random.random() < 0.006
+    header = random.choice(_GIANT)(random) if giant else _rewritten(entry, random)
     header = _bytes_changed(header, random)
-    header = header.replace(
-        BEGIN + BLANK.encode(), BEGIN + xxh3_128_hexdigest(header).encode(), 1
-    )
+    header = header.replace(BEGIN + BLANK.encode(), BEGIN + xxh3_128_hexdigest(header).encode(), 1)
     length = len(header)
     if random.random() < 0.15:
         length = random.choice((*LENGTHS, length - 1, length + 1, length + 8))

@@ -81,7 +81,7 @@ class Disk:
 
     @classmethod
     def of(cls, image: Image, origin: str, moved: str) -> tuple[dict[tuple[str, str], int], Disk]:
-        """The numbers of an image's files by folder and name, and a disk on which all is certain."""
+        """A disk on which all of an image is certain, and its files' numbers by folder and name."""
         disk, names = cls(moved), dict[tuple[str, str], int]()
         for path in sorted(image.folders - {origin}):
             folder, name = os.path.split(_moved(path, origin, Path(moved)))
@@ -158,7 +158,7 @@ def everything(data: bytes, writes: Sequence[tuple[int, bytes]]) -> bytes:
     return bytes(found)
 
 
-def nothing(data: bytes, writes: Sequence[tuple[int, bytes]]) -> bytes:
+def nothing(data: bytes, _: Sequence[tuple[int, bytes]]) -> bytes:
     return data
 
 

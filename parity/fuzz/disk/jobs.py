@@ -13,7 +13,7 @@ from engine.cache.files import Files
 from engine.cache.format import plan, read_header
 from engine.cache.strict import Damaged, Foreign
 
-from .children import Say, killed_at, serve
+from .children import Job, Say, killed_at, serve
 from .contract import ids, opened, perform, restored
 from .faults import Intercepted
 from .hostile import hostile_file
@@ -33,7 +33,7 @@ def play(say: Say, folder: str, seed: int, cap: int, call: int | None) -> None:
         say("done", number)
 
 
-def recover(say: Say, folder: str, cap: int, call: int | None) -> None:
+def recover(_: Say, folder: str, cap: int, call: int | None) -> None:
     """Open a store."""
     opened(Path(folder), cap, Intercepted(killed_at(call)))
 
@@ -78,8 +78,9 @@ def headers(say: Say, seed: int, count: int) -> None:
             say("raised on", f"{number}: {error!r}"[:500])
             return
         else:
-            if plan(header.entry, header.origin).size != len(image):
-                say("accepted what it would not write", number)
+            plan(header.entry, header.origin)  # raises if we would not write it
+            if header.size != len(image):
+                say("accepted another size", number)
                 return
         slowest = max(slowest, time.process_time() - began)
         if slowest > LONGEST_S:
@@ -108,7 +109,7 @@ def _peak() -> int:
 class Image(Files):
     """A file's bytes, in memory."""
 
-    image: bytes = b""
+    image: bytes | bytearray = b""
 
     def read(self, file: int, into: memoryview, offset: int) -> int:
         data = memoryview(self.image)[offset : offset + len(into)]
@@ -116,7 +117,7 @@ class Image(Files):
         return len(data)
 
 
-JOBS = {"play": play, "recover": recover, "share": share, "headers": headers}
+JOBS: dict[str, Job] = {"play": play, "recover": recover, "share": share, "headers": headers}
 
 if __name__ == "__main__":
     serve(JOBS)

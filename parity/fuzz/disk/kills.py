@@ -8,7 +8,7 @@ from pathlib import Path
 from random import Random
 
 from .budget import Budget, scratch
-from .children import Nursery
+from .children import Child, Nursery
 from .contract import advance, broken
 from .crashes import ROOMY, TIGHT
 from .model import Model
@@ -89,7 +89,8 @@ def _share(
     random = Random(seed)
     cap = (1 << 28, 40_000)[seed % 2]
     until = time.monotonic() + seconds
-    running, ended = [], []
+    running: list[tuple[int, Child]] = []
+    ended: list[tuple[int, Child]] = []
     number = 0
     while time.monotonic() < until:
         while len(running) < processes:
@@ -115,6 +116,6 @@ def _share(
             advance(before, operation)
             advance(after, operation)
         advance(after, next(play))
-    if found := broken(folder, before, after, others=True):
+    if found := broken(folder, before, after):
         budget.violated(seed, f"{number + 1} processes: {found}")
     budget.notes.append(f"{number + 1} processes, {len(ended)} killed at work")

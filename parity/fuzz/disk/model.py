@@ -134,7 +134,13 @@ def served(entry: Entry, tokens: tuple[int, ...]) -> int:
     common = 0
     while common < min(len(held), len(tokens) - 1) and held[common] == tokens[common]:
         common += 1
-    return common if entry.reuse.serves(common, len(held)) else 0
+    return common if serves(entry, common) else 0
+
+
+def serves(entry: Entry, count: int) -> bool:
+    """Whether the entry may be handed out for its first `count` tokens."""
+    reuse = entry.reuse
+    return count >= max(1, reuse.minimum) and (reuse.trimmable or count == len(entry.tokens))
 
 
 def replaces(new: Entry, old: Entry) -> bool:
@@ -144,7 +150,7 @@ def replaces(new: Entry, old: Entry) -> bool:
     if new.generation is not None:
         return True  # of the same key, as the namespace says
     count = len(old.tokens)
-    same = new.tokens[:count].tolist() == old.tokens.tolist()
+    same = bool(new.tokens[:count].tolist() == old.tokens.tolist())
     if count == len(new.tokens):
         return same
-    return same and new.reuse.trimmable and new.reuse.serves(count, len(new.tokens))
+    return same and serves(new, count)

@@ -1,4 +1,4 @@
-"""Random operations on a store, drawn from a seed alone: who knows the seed knows what was asked."""
+"""Random operations on a store, from a seed alone: who knows it knows what was asked."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tiny entries whose every byte follows from what they are, so that any reader can check any of them.
+"""Tiny entries whose every byte follows from what they are, so that any reader can check any one.
 
 An entry's version stands in its layout: two entries of the same tokens differ in all their bytes.
 """

@@ -1,0 +1,77 @@
+"""The promises of reliability, a row each: who holds it, how often in CI, how often at night."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+from . import crashes, damage, failing, full_disk, intruders, kills, names, races, sequences
+from .budget import Budget
+
+ALL = 1 << 62
+"""However many there are."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """`ci` of them within `ci_s` seconds of a CI run; `nightly` of them in all, over the nights.
+
+    `unit` is what is counted. `share` weighs a row's part of the time of a nightly run; a row
+    without seeds to go on from (`ALL`) is run whole, once a night. `night` is what runs then, if
+    it is not the same.
+    """
+
+    id: str
+    what: str
+    unit: str
+    run: Callable[[Budget], None]
+    ci: int
+    ci_s: float
+    nightly: int
+    share: float = 1.0
+    night: Callable[[Budget], None] | None = None
+
+    def line(self, budget: Budget, goal: int, seconds: float) -> str:
+        """What ran, for a table."""
+        of = "all" if goal == ALL else f"{goal:,}"
+        notes = "".join(f"; {note}" for note in budget.notes[-1:])
+        return (
+            f"{self.id:<4} {self.what}: {budget.done:,} {self.unit} of {of}, "
+            f"{budget.took_s:.1f} s of {seconds:g} s{notes}"
+        )
+
+
+ROWS: tuple[Row, ...] = (
+    Row("R1", "random operations beside a model", "sequences of 50", sequences.sequences,
+        2_000, 90, 100_000, 4),
+    Row("R2", "images of a lost power", "images", crashes.crash_images, 5_000, 60, 1_000_000, 6),
+    Row("R2", "and lost again in recovery", "images", crashes.crashes_of_recovery,
+        1_000, 30, 200_000, 2),
+    Row("R3", "writers killed", "kills", kills.writers, 300, 40, 10_000, 2),
+    Row("R4", "recoveries killed", "kills", kills.recoveries, 100, 30, 2_000),
+    Row("R5", "bits of long tensors flipped", "bits", damage.flips, 2_000, 20, 1_000_000, 2),
+    Row("R6", "files swapped, moved, of others", "cases", damage.mixed_up, ALL, 20, ALL),
+    Row("R7", "each call fails, once and from then on", "faults", failing.failing_calls,
+        ALL, 60, ALL),
+    Row("R7", "writes are short and the disk is full", "faults", failing.short_writes,
+        ALL, 40, ALL),
+    Row("R7", "a real disk of 4 MiB is full", "disks", full_disk.full_disk, 5, 20, 500),
+    Row("R8", "a sync fails", "faults", failing.failing_syncs, ALL, 20, ALL),
+    Row("R9", "processes share a folder and are killed", "seconds",
+        partial(kills.sharers, processes=2, seconds=3), 6, 20, 600, 4,
+        partial(kills.sharers, processes=8, seconds=60)),
+    Row("R10", "two processes on a key, at each step", "steps", races.processes, ALL, 60, ALL),
+    Row("R10", "two threads on a key, at each step", "steps", races.threads, ALL, 60, ALL),
+    Row("R10", "three threads, held up at random", "actions", races.interleavings,
+        1_000, 20, 1_000_000, 2),
+    Row("R11", "hostile headers", "headers", damage.headers, 5_000, 40, 10_000_000, 3),
+    Row("R13", "folders of hostile files", "files", damage.hostile_folders, 500, 20, 100_000),
+    Row("R14", "hostile names", "names", names.names, 500, 20, 100_000),
+    Row("R15", "links, pipes and devices", "cases", intruders.replaced, ALL, 30, ALL),
+    Row("R16", "modes under any umask", "files", names.modes, ALL, 10, ALL),
+    Row("R17", "identities and codecs in pairs", "pairs", names.identities, ALL, 20, ALL),
+    Row("R18", "stale and held temporaries", "folders", intruders.temporaries, 200, 20, 5_000),
+    Row("R19", "accounts under evictions and odd clocks", "sequences of 50", sequences.accounts,
+        50, 20, 1_000),
+)  # fmt: skip
