@@ -125,7 +125,9 @@ def _both(
 
 def _tier(minutes: float, file: Path | None, document: dict[str, Any]) -> int:
     from parity.fuzz.disk import night
+    from parity.fuzz.disk.budget import quiet
 
+    quiet()
     progress = night.load(file)
     until = time.monotonic() + 60 * minutes
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -53,6 +54,13 @@ class Budget:
 
 
 SHARED_MEMORY = Path("/dev/shm")
+
+
+def quiet() -> None:
+    """Keep the tier's warnings from standard error: here most of what it does goes wrong."""
+    logger = logging.getLogger("engine.cache")
+    logger.addHandler(logging.NullHandler())
+    logger.propagate = False
 
 
 @contextmanager

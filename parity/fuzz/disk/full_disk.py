@@ -80,7 +80,7 @@ class _Heard(logging.Handler):
 
 
 def _filled(folder: Path, random: Random) -> str | None:
-    heard, logger = _Heard(), logging.getLogger("engine.cache.store")
+    heard, logger = _Heard(), logging.getLogger("engine.cache")
     logger.addHandler(heard)
     logger.propagate, before = False, logger.propagate
     try:

@@ -13,6 +13,7 @@ from engine.cache.files import Files
 from engine.cache.format import plan, read_header
 from engine.cache.strict import Damaged, Foreign
 
+from .budget import quiet
 from .children import Job, Say, killed_at, serve
 from .contract import ids, opened, perform, restored
 from .faults import Intercepted
@@ -120,4 +121,5 @@ class Image(Files):
 JOBS: dict[str, Job] = {"play": play, "recover": recover, "share": share, "headers": headers}
 
 if __name__ == "__main__":
+    quiet()
     serve(JOBS)
