@@ -100,19 +100,12 @@ class Files:
 
     def sync(self, file: Descriptor) -> None:
         """Return when the file's bytes outlive a loss of power."""
-        if self.full_sync and FULL_SYNC is not None:
-            try:
-                fcntl.fcntl(file, FULL_SYNC)
-                return
-            except OSError as error:
-                if error.errno not in UNSUPPORTED:
-                    raise
-        os.fsync(file)
+        _sync(file, self.full_sync)
 
     def sync_folder(self, at: Descriptor) -> None:
         """Return when the folder's names outlive a loss of power, where the system can tell."""
         try:
-            self.sync(at)
+            _sync(at, self.full_sync)
         except OSError as error:
             if error.errno not in UNSUPPORTED:
                 raise
@@ -129,6 +122,17 @@ class Files:
 
     def close(self, descriptor: Descriptor) -> None:
         os.close(descriptor)
+
+
+def _sync(descriptor: Descriptor, full: bool) -> None:
+    if full and FULL_SYNC is not None:
+        try:
+            fcntl.fcntl(descriptor, FULL_SYNC)
+            return
+        except OSError as error:
+            if error.errno not in UNSUPPORTED:
+                raise
+    os.fsync(descriptor)
 
 
 def _status(found: os.stat_result) -> Status:

@@ -9,7 +9,18 @@ import pytest
 
 import engine
 
-CORE = ("entry", "prefixes", "files", "strict", "header", "format")
+CORE = (
+    "entry",
+    "prefixes",
+    "files",
+    "strict",
+    "header",
+    "format",
+    "catalog",
+    "shelf",
+    "keeper",
+    "store",
+)
 
 
 def run(program: str) -> str:

@@ -1,0 +1,140 @@
+"""What a store knows of its files: no calls, no locks, only what follows from what."""
+
+from __future__ import annotations
+
+import heapq
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from .entry import Entry, Tokens
+from .format import Header
+from .prefixes import Indexed, PrefixIndex
+from .shelf import folder_of
+
+
+@dataclass(slots=True, eq=False)
+class Record:
+    """A committed file. `mtime_ns` is when it was last used."""
+
+    header: Header
+    name: str
+    mtime_ns: int
+    folder: str = field(init=False)
+    indexed: Indexed[Record] | None = None
+
+    def __post_init__(self) -> None:
+        self.folder = folder_of(self.entry.namespace)
+
+    @property
+    def entry(self) -> Entry:
+        return self.header.entry
+
+
+class Catalog:
+    """Records by place, by prefix, by age. `nbytes` is the sum of their files' sizes.
+
+    Unfinished generations are found by their keys, never by prefix.
+    """
+
+    def __init__(self) -> None:
+        self._places: dict[str, dict[str, Record]] = {}
+        self._index: PrefixIndex[Record] = PrefixIndex()
+        self._by_entry: dict[int, Record] = {}
+        self._generations: defaultdict[str, list[Record]] = defaultdict(list)
+        self.nbytes = 0
+        self.newest_ns = 0
+
+    def __len__(self) -> int:
+        return len(self._by_entry)
+
+    def __iter__(self) -> Iterator[Record]:
+        return iter(self._by_entry.values())
+
+    def __contains__(self, record: Record) -> bool:
+        return self.of(record.entry) is record
+
+    def of(self, entry: Entry) -> Record | None:
+        """The record of an entry that came from here, if it is still known."""
+        return self._by_entry.get(id(entry))  # which a record keeps alive, so that it stays its own
+
+    def folders(self) -> list[str]:
+        return list(self._places)
+
+    def names(self, folder: str) -> dict[str, Record]:
+        """The records in a folder, by name: a copy."""
+        return dict(self._places.get(folder, {}))
+
+    def add(self, record: Record) -> None:
+        entry = record.entry
+        place = self._places.setdefault(record.folder, {})
+        assert record.name not in place
+        if entry.generation is None:
+            record.indexed = self._index.add(entry.namespace, entry.tokens, entry.reuse, record)
+        else:
+            self._generations[entry.generation.key].append(record)
+        place[record.name] = self._by_entry[id(entry)] = record
+        self.nbytes += record.header.size
+        self.touch(record, record.mtime_ns)
+
+    def remove(self, record: Record) -> None:
+        """Forget a record, if it is known."""
+        if record not in self:
+            return
+        entry, folder = record.entry, record.folder
+        if record.indexed is not None:
+            self._index.remove(record.indexed)
+        elif entry.generation is not None:
+            self._generations[entry.generation.key].remove(record)
+            if not self._generations[entry.generation.key]:
+                del self._generations[entry.generation.key]
+        del self._by_entry[id(entry)], self._places[folder][record.name]
+        if not self._places[folder]:
+            del self._places[folder]
+        self.nbytes -= record.header.size
+
+    def touch(self, record: Record, mtime_ns: int) -> None:
+        record.mtime_ns = mtime_ns
+        self.newest_ns = max(self.newest_ns, mtime_ns)
+
+    def longest(self, tokens: Tokens, namespace: str) -> tuple[Record, int] | None:
+        found = self._index.longest(namespace, tokens)
+        return None if found is None else (found[0].entry, found[1])
+
+    def covers(self, tokens: Tokens, namespace: str) -> bool:
+        return self._index.covers(namespace, tokens)
+
+    def replaced_by(self, entry: Entry) -> list[Record]:
+        """What a newcomer makes needless: its duplicates, and strict prefixes that it serves.
+
+        Of an unfinished generation, its earlier checkpoints.
+        """
+        if entry.generation is not None:
+            return self.generations(entry.generation.key)
+        index, namespace, tokens = self._index, entry.namespace, entry.tokens
+        found = index.superseded(namespace, tokens, entry.reuse) + index.same(namespace, tokens)
+        return [indexed.entry for indexed in found]
+
+    def generations(self, key: str) -> list[Record]:
+        return list(self._generations.get(key, ()))
+
+    def generation(self, prompt: Tokens, key: str, namespace: str) -> Record | None:
+        """The longest checkpoint of a generation from this prompt in this cache namespace."""
+        count = len(prompt)
+        usable = [
+            record
+            for record in self._generations.get(key, ())
+            if (generation := record.entry.generation) is not None
+            and generation.namespace == namespace
+            and generation.prompt_tokens == count < len(record.entry.tokens)
+            and np.array_equal(record.entry.tokens[:count], prompt)
+        ]
+        return max(usable, key=lambda record: len(record.entry.tokens), default=None)
+
+    def by_age(self) -> list[tuple[int, str, Record]]:
+        """All records as a heap, the one unused for longest on top."""
+        heap = [(record.mtime_ns, record.name, record) for record in self]
+        heapq.heapify(heap)
+        return heap
