@@ -158,7 +158,10 @@ def every_file(folder: Path) -> list[Path]:
 
 
 def bytes_in(folder: Path) -> int:
-    return sum(path.stat().st_size for path in every_file(folder))
+    size = 0
+    for place, _, names in os.walk(folder):
+        size += sum(os.stat(os.path.join(place, name)).st_size for name in names)
+    return size
 
 
 def differs(operation: Operation, store: Store, model: Model) -> str | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 from dataclasses import dataclass
+from functools import cache
 from itertools import count, product
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from .budget import Budget, scratch
 from .contract import Outcome, advance, broken, ids, opened, perform
 from .crashes import ROOMY
 from .faults import ERRORS, Fault, Intercepted, Short
+from .images import Image
 from .model import Model, size_of
 from .plays import Finish, Operation, Put, Use
 from .small import exact, read, small, unfinished
@@ -184,12 +186,22 @@ def _asked(store: Store, model: Model) -> str | None:
     return None
 
 
+@cache
+def _prepared(operations: tuple[Operation, ...]) -> tuple[str, Image]:
+    """A folder after these operations, as it was then."""
+    with scratch() as base:
+        store = opened(base / "cache", ROOMY)
+        for operation in operations:
+            perform(operation, store)
+        return str(base), Image.of(base)
+
+
 def prepare(folder: Path, model: Model, operations: tuple[Operation, ...] = BASE) -> None:
-    """What every scene begins with."""
-    store = opened(folder, ROOMY)
+    """What every scene begins with, in a folder whose parent is there."""
     for operation in operations:
-        perform(operation, store)
         advance(model, operation)
+    origin, image = _prepared(operations)
+    image.materialise(origin, folder.parent)
 
 
 def litter(folder: Path) -> None:

@@ -43,7 +43,7 @@ def hostile_file(random: Random) -> bytes:
     header = header.replace(BEGIN + BLANK.encode(), BEGIN + xxh3_128_hexdigest(header).encode(), 1)
     length = len(header)
     if random.random() < 0.15:
-        length = random.choice((*LENGTHS, length - 1, length + 1, length + 8))
+        length = random.choice((*LENGTHS, max(length - 1, 0), length + 1, length + 8))
     size = random.choice((entry.nbytes,) * 6 + (0, entry.nbytes - 1, entry.nbytes + 1, 1 << 16))
     return length.to_bytes(8, "little") + header + bytes(size)
 

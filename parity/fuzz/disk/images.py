@@ -48,6 +48,18 @@ class Image:
     folders: frozenset[str]
     files: tuple[tuple[str, bytes, int | None], ...]
 
+    @classmethod
+    def of(cls, folder: Path) -> Image:
+        """What stands in a folder now."""
+        folders, files = {str(folder)}, []
+        for place, below, names in os.walk(folder):
+            folders |= {os.path.join(place, name) for name in below}
+            for name in names:
+                path = os.path.join(place, name)
+                with open(path, "rb") as opened:
+                    files.append((path, opened.read(), os.stat(path).st_mtime_ns))
+        return cls(frozenset(folders), tuple(files))
+
     def materialise(self, origin: str, folder: Path) -> None:
         """Put what stood under `origin` into an existing folder."""
         for path in sorted(self.folders):

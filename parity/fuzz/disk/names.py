@@ -16,8 +16,6 @@ from engine.errors import BadInput
 from .budget import Budget, scratch
 from .contract import ids, opened, restored
 from .crashes import ROOMY
-from .failing import prepare
-from .model import Model
 from .recording import Created, MadeFolder, Recorded, Renamed
 from .small import CODEC, IDENTITY, read, small, unfinished
 
@@ -87,7 +85,9 @@ def modes(budget: Budget) -> None:
         before = os.umask(mask)
         try:
             with scratch() as base:
-                prepare(base / "deep" / "cache", Model(ROOMY))
+                store = opened(base / "deep" / "cache", ROOMY)
+                for entry in (small((1, 2)), unfinished((1, 2, 3), "a", 2)):
+                    store.put(entry, read(entry))
                 for path in (base / "deep").rglob("*"):
                     mode = path.stat().st_mode & 0o777
                     if mode & ~(0o700 if path.is_dir() else 0o600):

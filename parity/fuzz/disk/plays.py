@@ -17,7 +17,7 @@ KEYS = ("a", "b")
 PROMPTS = {"a": (0, 1), "b": (0, 1, 2)}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Put:
     entry: Entry
 
