@@ -127,7 +127,7 @@ class Keeper:
             self.say("the folders could not be listed", error)
             return
         with self.lock:
-            gone = set(self.catalog.folders()) - set(folders)
+            gone = {*self.catalog.folders(), *self._foreign} - set(folders)
         for folder in [*folders, *gone]:
             self.scan_folder(folder)
 

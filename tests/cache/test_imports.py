@@ -20,6 +20,8 @@ CORE = (
     "shelf",
     "keeper",
     "store",
+    "spill",
+    "durability",
 )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -222,7 +223,10 @@ def test_files_that_others_deleted_are_not_counted(tmp_path: Path) -> None:
     assert put(store, an_entry([7, 7, 7]))
     assert store.counts.evicted == 0
     assert store.counts.nbytes == 3 * SIZE
-    os.system(f"rm -r {tmp_path}/{IDENTITY.fingerprint}")
+    files_in(tmp_path)[0].unlink()
+    store.rescan()
+    assert (store.counts.entries, store.counts.nbytes) == (2, 2 * SIZE)
+    shutil.rmtree(tmp_path / IDENTITY.fingerprint)
     store.rescan()
     assert (store.counts.entries, store.counts.nbytes) == (0, 0)
     assert put(store, an_entry())
@@ -294,6 +298,9 @@ def test_a_scan_removes_damage_and_keeps_what_is_for_others(tmp_path: Path) -> N
     assert stranger.exists()
     store.rescan()
     assert store.counts.foreign == 1
+    shutil.rmtree(folder)
+    store.rescan()
+    assert store.counts.foreign == 0
 
 
 @pytest.mark.parametrize(
@@ -528,6 +535,17 @@ def test_a_rescan_of_folders_that_did_not_change_opens_no_file(tmp_path: Path) -
     assert sum(name == "names" for name, _, _ in watch.log) == 1
 
 
+def test_a_folder_that_changed_a_moment_ago_is_listed_again(tmp_path: Path) -> None:
+    """Two changes within one tick of the file system's clock leave the same mtime."""
+    assert put(a_store(tmp_path), an_entry([1]))
+    store, folder = a_store(tmp_path), tmp_path / IDENTITY.fingerprint / folder_of("plain")
+    then = folder.stat().st_mtime_ns
+    assert put(a_store(tmp_path), an_entry([2]))
+    os.utime(folder, ns=(then, then))
+    store.rescan()
+    assert store.counts.entries == 2
+
+
 def test_a_generation_is_found_by_its_key_and_by_nothing_else(tmp_path: Path) -> None:
     """SPEC: unfinished generations are invisible to ordinary lookups."""
     store = a_store(tmp_path)
@@ -549,6 +567,12 @@ def test_a_generation_is_found_by_its_key_and_by_nothing_else(tmp_path: Path) ->
         for namespace in ("plain", entry.namespace):
             assert opened.find(ids([1, 2, 3, 4]), namespace) is None
             assert not opened.has_durable_prefix(ids([1, 2]), namespace)
+
+
+def test_a_checkpoint_holds_more_than_its_prompt(tmp_path: Path) -> None:
+    store = a_store(tmp_path)
+    assert put(store, unfinished("k", 3, [1, 2, 3]))
+    assert store.find_generation_checkpoint(ids([1, 2, 3]), "k", "plain") is None
 
 
 def test_a_newer_checkpoint_replaces_the_older_and_the_end_removes_all(tmp_path: Path) -> None:

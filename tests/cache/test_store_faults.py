@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import itertools
+import os
 import shutil
 import threading
 from collections.abc import Callable
@@ -114,6 +115,8 @@ def test_a_failing_call_of_a_scan_loses_nothing(tmp_path: Path) -> None:
     calls = watch.called
     for fault in faults(calls):
         watch = Watch()
+        for folder in (tmp_path / IDENTITY.fingerprint).iterdir():
+            os.utime(folder, ns=(10**18, 10**18))
         watch.fault = fault
         store = a_store(tmp_path, files=watch.files())
         watch.fault = lambda number, name: None
@@ -175,6 +178,23 @@ def test_a_disk_that_can_only_be_read_serves_and_says_so_once(
     with watch.failing(fault):
         assert not put(empty, NEW)
     assert not (tmp_path / "none").exists()
+
+
+def test_a_newcomer_stays_even_where_nothing_else_can_be_removed(tmp_path: Path) -> None:
+    """Law `cap`: what it was stored for is not undone to make room for what is old."""
+
+    def fault(_: int, name: str) -> None:
+        if name == "remove":
+            raise OSError(errno.EPERM, "Operation not permitted")
+
+    watch = Watch()
+    store = filled(tmp_path, watch, OLD, CAP)
+    with watch.failing(fault):
+        assert put(store, NEW)
+    assert all(holds(store, entry) for entry in (*OLD, NEW))
+    assert put(store, an_entry([7]))
+    assert store.counts.nbytes <= CAP
+    assert holds(store, an_entry([7]))
 
 
 def test_threads_that_put_find_restore_and_evict_see_whole_entries_or_none(

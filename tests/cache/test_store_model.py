@@ -15,6 +15,7 @@ from engine.cache.format import plan
 from engine.cache.store import Store
 
 from .entries import CODEC, IDENTITY, ORIGIN, an_entry, content, ids
+from .faults import Unsynced
 
 CAP = 3600
 """Four of the smallest files, one of the largest."""
@@ -58,7 +59,9 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule()
     def restart(self) -> None:
-        self.store = Store(self.path, IDENTITY, cap_bytes=CAP, codec=CODEC, clock=self.clock)
+        self.store = Store(
+            self.path, IDENTITY, cap_bytes=CAP, codec=CODEC, files=Unsynced(), clock=self.clock
+        )
 
     @rule(tokens=tokens, namespace=namespaces, reuse=reuses, floats=lengths)
     def put(self, tokens: list[int], namespace: str, reuse: Reuse, floats: int) -> None:
