@@ -104,9 +104,9 @@ def broken(folder: Path, before: Model, after: Model, excess: int = 0) -> str | 
     except Exception as error:
         return f"opening raised {error!r}"
     known = {(kept.key, kept.version): kept for kept in [*before.kept, *after.kept]}
-    promised, stay = ({(k.key, k.version) for k in state.kept} for state in (before, after))
+    promised = {(kept.key, kept.version) for kept in before.kept}
     for name, kept in known.items():
-        owed = name in promised and (name in stay or _served(after, kept)) and _served(before, kept)
+        owed = name in promised and _served(before, kept) and _served(after, kept)
         if found := _missing(store, kept, owed):
             if found.endswith(MISSING) and excess > 0:
                 excess -= kept.size

@@ -51,24 +51,27 @@ SCENES = (
     Scene("the end of a generation", Finish("a")),
 )
 
-FAULTS = tuple(product(ERRORS, (False, True)))
-SYNCS = frozenset({"sync", "sync_folder"})
 
-
-def failing_calls(budget: Budget) -> None:
+def every_error(budget: Budget) -> None:
     """R7: every call of every scene, with every error, once and from then on. Counts faults."""
-    for seed, (scene, (number, on)) in zip(budget.seeds(), product(SCENES, FAULTS), strict=False):
+    failing_calls(budget, ERRORS)
+
+
+def failing_calls(budget: Budget, errors: tuple[int, ...] = (0,)) -> None:
+    """R7: every call of every scene, once and from then on; of 0, one error after the other."""
+    faults = tuple(product(errors, (False, True)))
+    for seed, (scene, (number, on)) in zip(budget.seeds(), product(SCENES, faults), strict=False):
         for at in count(1):
-            fault = Fault(number, at, on)
+            fault = Fault(number or ERRORS[at % len(ERRORS)], at, on)
             if found := _meet(scene, fault):
                 budget.violated(seed, f"{scene.name}, {fault}: {found}")
                 return
             if not fault.failed:
                 break
             budget.done += 1
-    for seed, (number, on) in zip(budget.seeds(), FAULTS, strict=False):
+    for seed, (number, on) in zip(budget.seeds(), faults, strict=False):
         for at in count(1):
-            fault = Fault(number, at, on)
+            fault = Fault(number or ERRORS[at % len(ERRORS)], at, on)
             if found := _open(fault):
                 budget.violated(seed, f"opening, {fault}: {found}")
                 return
@@ -91,9 +94,14 @@ def failing_syncs(budget: Budget) -> None:
             budget.done += 1
 
 
-def short_writes(budget: Budget) -> None:
+def shorter_writes(budget: Budget) -> None:
+    """R7: the same in even smaller pieces."""
+    short_writes(budget, (7, 64, 500))
+
+
+def short_writes(budget: Budget, sizes: tuple[int, ...] = (64,)) -> None:
     """R7: writes and reads that do less than was asked, and the disk full after any of them."""
-    for seed, (scene, most) in zip(budget.seeds(), product(SCENES, (7, 64, 500)), strict=False):
+    for seed, (scene, most) in zip(budget.seeds(), product(SCENES, sizes), strict=False):
         for at in count(0):
             fault = Fault(errno.ENOSPC, at, on=True, calls=frozenset({"write"}))
             if found := _meet(scene, fault, Short(most, fault)):
