@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from inspect import getmembers, isfunction
 
@@ -12,6 +13,12 @@ from parity.fuzz.disk.budget import Budget
 from parity.fuzz.disk.faults import CALLS
 from parity.fuzz.disk.full_disk import Unmountable
 from parity.fuzz.disk.rows import ALL, ROWS, Row
+
+
+@pytest.fixture(autouse=True)
+def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Thousands of warnings are as they should be here."""
+    monkeypatch.setattr(logging.getLogger("engine.cache"), "propagate", False)
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row.id}-{row.what.replace(' ', '-')}")

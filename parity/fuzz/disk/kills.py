@@ -83,6 +83,16 @@ def sharers(budget: Budget, processes: int, seconds: float) -> None:
             budget.done += round(left)
 
 
+def two(budget: Budget) -> None:
+    """R9 in CI."""
+    sharers(budget, processes=2, seconds=3)
+
+
+def eight(budget: Budget) -> None:
+    """R9 at night."""
+    sharers(budget, processes=8, seconds=60)
+
+
 def _share(
     budget: Budget, seed: int, nursery: Nursery, folder: Path, processes: int, seconds: float
 ) -> None:
