@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import resource
+import signal
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from random import Random
 
+from engine.cache.durability import Durability
+from engine.cache.entry import Entry, RunStep, Tokens
 from engine.cache.files import Files
 from engine.cache.format import plan, read_header
 from engine.cache.strict import Damaged, Foreign
@@ -16,14 +19,18 @@ from engine.cache.strict import Damaged, Foreign
 from .budget import quiet
 from .children import Job, Say, killed_at, serve
 from .contract import ids, opened, perform, restored
+from .crashes import ROOMY
 from .faults import Intercepted
 from .hostile import hostile_file
 from .plays import NAMESPACES, Put, an_entry, operations, own, tokens
+from .small import read
 
 MEMORY_BYTES = 256 << 20
 """That a hostile header may take at most, and seconds."""
 
 LONGEST_S = 1.0
+
+MOST_SCHEDULED = 200
 
 
 def play(say: Say, folder: str, seed: int, cap: int, call: int | None) -> None:
@@ -61,6 +68,38 @@ def share(say: Say, folder: str, seed: int, number: int, cap: int) -> None:
         if store.counts.damaged:
             say("took a file for damaged", store.counts.damaged)
             return
+
+
+def flush(say: Say, folder: str, seed: int, bound: float) -> None:
+    """Schedule prefixes, write some of them, and at SIGTERM flush the rest."""
+    ended: list[int] = []
+    signal.signal(signal.SIGTERM, lambda number, frame: ended.append(number))
+    store = opened(Path(folder), ROOMY)
+    held: dict[tuple[str, bytes], Entry] = {}
+    random = Random(f"{seed} flush")
+
+    def write(tokens: Tokens, namespace: str, run_step: RunStep) -> bool | None:
+        entry = held[namespace, tokens.tobytes()]
+        return store.put(entry, read(entry), run_step)
+
+    durability = Durability(store.has_durable_prefix, write, debounce_s=0)
+    say("ready", None)
+    for number, operation in enumerate(own(seed, 0)):
+        if ended or number == MOST_SCHEDULED:
+            break
+        assert isinstance(operation, Put)
+        entry = operation.entry
+        held[entry.namespace, entry.tokens.tobytes()] = entry
+        durability.schedule(entry.tokens, entry.namespace)
+        say("scheduled", number + 1)
+        if random.random() < 0.3 and durability.step():
+            while durability.step():
+                pass
+            if store.has_durable_prefix(entry.tokens, entry.namespace):
+                say("written", number)
+    while not ended:
+        time.sleep(0.001)
+    say("flushed", asdict(durability.flush(bound)))
 
 
 def headers(say: Say, seed: int, count: int) -> None:
@@ -118,7 +157,13 @@ class Image(Files):
         return len(data)
 
 
-JOBS: dict[str, Job] = {"play": play, "recover": recover, "share": share, "headers": headers}
+JOBS: dict[str, Job] = {
+    "flush": flush,
+    "play": play,
+    "recover": recover,
+    "share": share,
+    "headers": headers,
+}
 
 if __name__ == "__main__":
     quiet()

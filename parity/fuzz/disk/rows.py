@@ -5,7 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from . import crashes, damage, failing, full_disk, intruders, kills, names, races, sequences
+from . import (
+    crashes,
+    damage,
+    failing,
+    flushes,
+    full_disk,
+    intruders,
+    kills,
+    names,
+    races,
+    sequences,
+)
 from .budget import Budget
 
 ALL = 1 << 62
@@ -85,4 +96,5 @@ ROWS: tuple[Row, ...] = (
     Row("R17", "pairs of identities", "pairs", names.identities, ALL, 20, ALL),
     Row("R18", "temporaries", "folders", intruders.temporaries, 200, 20, 5_000),
     Row("R19", "accounts and odd clocks", "sequences", sequences.accounts, 50, 20, 1_000),
+    Row("R20", "told to end", "processes", flushes.flushes, 50, 30, 1_000),
 )
