@@ -27,9 +27,14 @@ def flipped_bits(world: World) -> None:
     _holds(world, "damage", "flips", 20)
 
 
+def flipped_header_bits(world: World) -> None:
+    """`damage`: a header that is not what was written is not believed."""
+    _holds(world, "damage", "header_flips", 1)
+
+
 def files_mixed_up(world: World) -> None:
     """`damage`: a whole file in another's place is not used for it."""
-    _holds(world, "damage", "mixed_up", 60)
+    _holds(world, "damage", "mixed_up", 40)
 
 
 def model_beside_the_store(world: World) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 from engine.cache.entry import Entry, TensorSpec
 from engine.cache.files import Files, closing
 from engine.cache.format import CHUNK, plan, read_header, read_tensors, write_entry
+from engine.cache.store import Store
 from engine.cache.strict import Damaged
 
 from .budget import Budget, scratch
@@ -19,7 +20,7 @@ from .children import Nursery
 from .contract import broken, every_file, ids, opened, restored
 from .crashes import ROOMY
 from .failing import prepare
-from .hostile import hostile_file
+from .hostile import BASES, hostile_file
 from .jobs import Image
 from .model import ORIGIN, Model
 from .sequences import file_of
@@ -38,7 +39,7 @@ LONG = (
 
 def flips(budget: Budget) -> None:
     """R5: random bits of the tensors of a long file; each is noticed."""
-    data, start = _long_file()
+    data, start = _file(small((1, 2, 3), tensors=LONG))
     for seed in budget.seeds():
         bit = Random(f"{seed} flips").randrange(8 * start, 8 * len(data))
         data[bit // 8] ^= 1 << bit % 8
@@ -53,9 +54,25 @@ def flips(budget: Budget) -> None:
         budget.done += 1
 
 
-def _long_file() -> tuple[bytearray, int]:
-    """A file, and where its tensors begin."""
-    entry = small((1, 2, 3), tensors=LONG)
+def header_flips(budget: Budget) -> None:
+    """R5: every bit of a header and of its length. Counts headers."""
+    for seed, entry in zip(budget.seeds(), BASES, strict=False):
+        data, start = _file(entry)
+        for bit in range(8 * start):
+            data[bit // 8] ^= 1 << bit % 8
+            try:
+                read_header(Image(image=data), 0, len(data))
+            except Damaged:
+                pass
+            else:
+                budget.violated(seed, f"bit {bit} is flipped, and nobody notices")
+                return
+            data[bit // 8] ^= 1 << bit % 8
+        budget.done += 1
+
+
+def _file(entry: Entry) -> tuple[bytearray, int]:
+    """An entry's file, and where its tensors begin."""
     files = Files()
     with scratch() as folder:
         at = files.open_folder(str(folder))
@@ -145,8 +162,17 @@ def _mixed_up(kind: str, one: int, other: int, folder: Path) -> str | None:
         outcome = restored(store, found.entry)
         if outcome is not None and (outcome != "miss" or number not in moved):
             return f"entry {number}: {outcome}"
-    opened(folder, ROOMY)
+    store = opened(folder, ROOMY)
+    if kind == "swapped while open" and paths[one].parent == paths[other].parent:
+        return next(filter(None, (_served(store, entries[n]) for n in (one, other))), None)
     return None
+
+
+def _served(store: Store, entry: Entry) -> str | None:
+    """A file that took another's name is as good as before, once that is known."""
+    found = store.find(ids((*entry.tokens.tolist(), 9)), entry.namespace)
+    whole = found is not None and restored(store, found.entry) is None
+    return None if whole else f"{entry.tokens} was removed"
 
 
 def _path(folder: Path, entry: Entry) -> Path:

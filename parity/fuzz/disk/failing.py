@@ -13,13 +13,13 @@ from engine.cache.files import Files
 from engine.cache.store import Store
 
 from .budget import Budget, scratch
-from .contract import Outcome, advance, broken, ids, opened, perform
+from .contract import Outcome, advance, broken, every_file, ids, opened, perform
 from .crashes import ROOMY
 from .faults import ERRORS, Fault, Intercepted, Short
 from .images import Image
 from .model import Model, size_of
 from .plays import Finish, Operation, Put, Use
-from .small import exact, read, small, unfinished
+from .small import content, exact, read, small, unfinished
 
 BASE: tuple[Operation, ...] = (
     Put(small((1, 2, 3), version=1)),
@@ -135,6 +135,8 @@ def _meet(
             return "published although it was not synced"
         if found := _answers(outcome, expected, fault):
             return found
+        if fault.failed and not publishes:
+            return broken(folder, before, before) or _published(folder, scene)
         if outcome == expected and isinstance(scene.operation, Put):
             before = after
         if found := _goes_on(store):
@@ -142,6 +144,14 @@ def _meet(
         for state in (before, after):
             state.put(AFTERWARDS)
         return broken(folder, before, after)
+
+
+def _published(folder: Path, scene: Scene) -> str | None:
+    """Whether a put that failed has left its entry all the same."""
+    assert isinstance(scene.operation, Put)
+    needle = content(scene.operation.entry, scene.operation.entry.tensors[0])
+    left = any(needle in path.read_bytes() for path in every_file(folder))
+    return "left what was not synced" if left else None
 
 
 def _answers(outcome: Outcome, expected: Outcome, fault: Fault) -> str | None:
@@ -200,7 +210,7 @@ def _prepared(operations: tuple[Operation, ...]) -> tuple[str, Image]:
     with scratch() as base:
         store = opened(base / "cache", ROOMY)
         for operation in operations:
-            perform(operation, store)
+            assert perform(operation, store) == ("put", True)
         return str(base), Image.of(base)
 
 

@@ -59,6 +59,7 @@ ROWS: tuple[Row, ...] = (
     Row("R3", "writers killed", "kills", kills.writers, 300, 60, 10_000, 2),
     Row("R4", "recoveries killed", "kills", kills.recoveries, 100, 30, 2_000),
     Row("R5", "bits of long tensors", "bits", damage.flips, 2_000, 20, 1_000_000, 2),
+    Row("R5", "every bit of headers", "headers", damage.header_flips, ALL, 20, ALL),
     Row("R6", "whole files in wrong places", "cases", damage.mixed_up, ALL, 20, ALL),
     Row(
         "R7",
