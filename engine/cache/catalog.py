@@ -72,7 +72,14 @@ class Catalog:
         place = self._places.setdefault(record.folder, {})
         assert record.name not in place
         if entry.generation is None:
-            record.indexed = self._index.add(entry.namespace, entry.tokens, entry.reuse, record)
+            # Where a removal failed, or was undone by a crash, the newest of equal tokens serves.
+            same = [older.entry for older in self._index.same(entry.namespace, entry.tokens)]
+            for added in (record, *same):
+                if added.indexed is not None:
+                    self._index.remove(added.indexed)
+                added.indexed = self._index.add(
+                    entry.namespace, entry.tokens, added.entry.reuse, added
+                )
         else:
             self._generations[entry.generation.key].append(record)
         place[record.name] = self._by_entry[id(entry)] = record
