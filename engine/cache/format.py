@@ -15,7 +15,7 @@ from xxhash import xxh3_128, xxh3_128_hexdigest
 from ..errors import BadInput
 from .entry import Buffer, Build, Entry, Read, RunStep, TensorSpec, at_once
 from .files import Descriptor, Files, read_all, write_all
-from .header import Origin, check, entry_of, fields_of, tensor_fields, tensors_of
+from .header import Origin, check, check_tensors, entry_of, fields_of, tensor_fields, tensors_of
 from .strict import MAX_PARTS, Damaged, Foreign, dump, load
 
 VERSION = "1"
@@ -63,6 +63,7 @@ def plan(entry: Entry, origin: Origin) -> Header:
         BadInput: the entry cannot be written.
     """
     check(entry)
+    check_tensors(entry.tensors)
     hashes = ("0" * DIGITS,) * len(entry.tensors)
     encoded = _encoded(entry, origin, hashes)
     if len(encoded) - LENGTH_BYTES > MAX_HEADER_BYTES:

@@ -6,7 +6,8 @@ in them is looked up anywhere: they become numbers, strings and the dtypes of `I
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,6 +31,10 @@ MAX_LENGTH = 2**31 - 1
 
 GENERATION = "__generation_checkpoint__:"
 
+_REUSE = {"trimmable": bool, "minimum": int}
+_TENSOR = ("dtype", "shape", "data_offsets")
+_INT = frozenset({int})
+
 OURS = "0."
 FOREIGN = ("1.", "2.")
 """Of our metadata, and of mlx-lm's classes and scalars: `load_prompt_cache` takes no others."""
@@ -49,7 +54,7 @@ def generation_namespace(key: str) -> str:
 
 
 def check(entry: Entry) -> None:
-    """What holds for every entry.
+    """What holds for every entry, beside `check_tensors`.
 
     Raises:
         BadInput: it does not.
@@ -60,21 +65,6 @@ def check(entry: Entry) -> None:
     if not 0 <= entry.reuse.minimum <= MAX_LENGTH:
         raise BadInput(f"a minimum of {entry.reuse.minimum} tokens is not within 0..{MAX_LENGTH}")
     names = {tensor.name for tensor in entry.tensors}
-    if len(names) < len(entry.tensors):
-        raise BadInput("two tensors of one name")
-    if names & {"", "__metadata__"}:
-        raise BadInput("a tensor must have a name, and not __metadata__")
-    for tensor in entry.tensors:
-        if tensor.dtype not in ITEM_BYTES:
-            raise BadInput(
-                f"{tensor.name}: dtype {tensor.dtype} is none of {', '.join(ITEM_BYTES)}"
-            )
-        shape = tensor.shape
-        if len(shape) > MAX_DIMENSIONS or not all(0 <= n <= MAX_LENGTH for n in shape):
-            raise BadInput(
-                f"{tensor.name}: a shape has at most {MAX_DIMENSIONS} dimensions "
-                f"within 0..{MAX_LENGTH}, got {list(shape[: MAX_DIMENSIONS + 1])}"
-            )
     attached = [name for attachment in entry.attachments for name in attachment.tensors]
     if len(set(attached)) < len(attached) or not names.issuperset(attached):
         raise BadInput("an attachment must name tensors of the entry, each once")
@@ -86,6 +76,34 @@ def check(entry: Entry) -> None:
     _check_text(_texts(entry))
 
 
+def check_tensors(tensors: Sequence[TensorSpec]) -> None:
+    """What holds for every entry's tensors.
+
+    Raises:
+        BadInput: it does not.
+    """
+    names = {tensor.name for tensor in tensors}
+    if len(names) < len(tensors):
+        raise BadInput("two tensors of one name")
+    if names & {"", "__metadata__"}:
+        raise BadInput("a tensor must have a name, and not __metadata__")
+    for tensor in tensors:
+        if tensor.dtype not in ITEM_BYTES:
+            raise BadInput(
+                f"{tensor.name}: dtype {tensor.dtype} is none of {', '.join(ITEM_BYTES)}"
+            )
+        if not _is_shape(tensor.shape):
+            raise BadInput(
+                f"{tensor.name}: a shape has at most {MAX_DIMENSIONS} dimensions "
+                f"within 0..{MAX_LENGTH}, got {list(tensor.shape[: MAX_DIMENSIONS + 1])}"
+            )
+
+
+def _is_shape(lengths: Sequence[int]) -> bool:
+    bounded = not lengths or 0 <= min(lengths) <= max(lengths) <= MAX_LENGTH
+    return bounded and len(lengths) <= MAX_DIMENSIONS
+
+
 def _check_namespace(entry: Entry) -> None:
     generation, namespace = entry.generation, entry.namespace
     if generation is None:
@@ -95,23 +113,22 @@ def _check_namespace(entry: Entry) -> None:
         raise BadInput(f"namespace {namespace!r} is not that of generation {generation.key!r}")
 
 
-def _texts(entry: Entry) -> Iterable[str]:
-    yield from (entry.namespace, entry.codec, *entry.layout)
-    yield from (tensor.name for tensor in entry.tensors)
+def _texts(entry: Entry) -> list[str]:
+    texts = [entry.namespace, entry.codec, *entry.layout, *entry.foreign, *entry.foreign.values()]
+    texts += [tensor.name for tensor in entry.tensors]
     for attachment in entry.attachments:
-        yield attachment.schema
-        for key, value in attachment.metadata.items():
-            yield from (key, str(value))
+        texts += [attachment.schema, *attachment.metadata, *map(str, attachment.metadata.values())]
     if entry.generation is not None:
-        yield from (entry.generation.key, entry.generation.namespace)
-    for key, value in entry.foreign.items():
-        yield from (key, value)
+        texts += [entry.generation.key, entry.generation.namespace]
+    return texts
 
 
-def _check_text(texts: Iterable[str]) -> None:
+def _check_text(texts: list[str]) -> None:
+    if "".join(texts).isascii():
+        return
     for text in texts:
         try:
-            text.isascii() or text.encode()
+            text.encode()
         except UnicodeEncodeError:
             raise BadInput(f"{text!r} is not Unicode text") from None
 
@@ -167,31 +184,27 @@ def entry_of(
         Damaged: it was given something else.
         Foreign: they are of another codec.
     """
-    ours = {key[len(OURS) :]: value for key, value in fields.items() if key.startswith(OURS)}
-    foreign = {key: value for key, value in fields.items() if not key.startswith(OURS)}
+    ours = dict(fields)
+    foreign = {key: ours.pop(key) for key in fields if not key.startswith(OURS)}
     take = ours.pop
     try:
-        if codec is not None and ours["codec"] != codec:
-            raise Foreign(f"written by codec {ours['codec']!r}, not {codec!r}")
-        origin = Origin(
-            Identity(take("model"), take("fingerprint"), take("tokenizer")),
-            decimal(take("created")),
-        )
-        reuse = object_of(load(take("reuse")), {"trimmable": bool, "minimum": int})
-        attachments = items_of(load(ours.pop("attachments", "[]")), dict)
-        generation = load(ours.pop("generation", "null"))
+        if codec is not None and codec != ours["0.codec"]:
+            raise Foreign(f"written by codec {ours['0.codec']!r}, not {codec!r}")
+        identity = Identity(take("0.model"), take("0.fingerprint"), take("0.tokenizer"))
+        _check_text([identity.model, identity.fingerprint, identity.tokenizer])
+        origin = Origin(identity, decimal(take("0.created")))
+        attachments, generation = take("0.attachments", None), take("0.generation", None)
         entry = Entry(
-            namespace=take("namespace"),
-            tokens=unpacked(take("tokens")),
-            codec=take("codec"),
-            layout=items_of(load(take("layout")), str),
-            reuse=Reuse(**reuse),
+            namespace=take("0.namespace"),
+            tokens=unpacked(take("0.tokens")),
+            codec=take("0.codec"),
+            layout=items_of(load(take("0.layout")), str),
+            reuse=Reuse(**object_of(load(take("0.reuse")), _REUSE)),
             tensors=tensors,
-            attachments=tuple(map(_attachment_of, attachments)),
-            generation=None if generation is None else _generation_of(generation),
+            attachments=() if attachments is None else _attachments_of(load(attachments)),
+            generation=None if generation is None else _generation_of(load(generation)),
             foreign=foreign,
         )
-        _check_text([origin.identity.model, origin.identity.fingerprint, origin.identity.tokenizer])
         check(entry)
     except KeyError as error:
         raise Damaged(f"field {error.args[0]!r} is missing") from None
@@ -200,6 +213,10 @@ def entry_of(
     if ours:
         raise Damaged(f"unknown field {next(iter(ours))!r}")
     return entry, origin
+
+
+def _attachments_of(values: Any) -> tuple[AttachmentHeader, ...]:
+    return tuple(map(_attachment_of, items_of(values, dict)))
 
 
 def _attachment_of(value: Any) -> AttachmentHeader:
@@ -247,19 +264,21 @@ def tensors_of(fields: Mapping[str, Any], nbytes: int) -> tuple[TensorSpec, ...]
         Damaged: it was given something else.
     """
     tensors, end = [], 0
+    # Written out: a scan reads thousands of these.
     for name, value in fields.items():
-        found = object_of(value, {"dtype": str, "shape": list, "data_offsets": list})
-        shape = items_of(found["shape"], int)
-        if found["dtype"] not in ITEM_BYTES:
-            raise Damaged(f"{name[:80]}: dtype {found['dtype'][:40]!r}")
-        # Before they are multiplied; `check` looks at the shape itself.
-        if len(shape) > MAX_DIMENSIONS:
-            raise Damaged(f"{name[:80]}: a shape of {len(shape)} dimensions")
-        tensor = TensorSpec(name, found["dtype"], shape)
-        begin, end = end, end + tensor.nbytes
-        if items_of(found["data_offsets"], int) != (begin, end):
-            raise Damaged(f"{name[:80]}: its bytes are not at {begin}..{end}")
-        tensors.append(tensor)
+        try:
+            dtype, shape, (begin, stop) = value["dtype"], value["shape"], value["data_offsets"]
+            item_bytes = ITEM_BYTES[dtype]
+        except (KeyError, TypeError, ValueError):
+            raise Damaged(f"{name[:80]}: no dtype, shape and data_offsets") from None
+        if type(shape) is not list or not _INT.issuperset(map(type, (begin, stop, *shape))):
+            raise Damaged(f"{name[:80]}: lengths that are no whole numbers")
+        if not name or len(value) != len(_TENSOR) or not _is_shape(shape):
+            raise Damaged(f"{name[:80]!r}: {len(value)} fields, shape {str(shape)[:80]}")
+        tensors.append(TensorSpec(name, dtype, tuple(shape)))
+        start, end = end, end + math.prod(shape) * item_bytes
+        if begin != start or stop != end:
+            raise Damaged(f"{name[:80]}: its bytes are not at {start}..{end}")
     if end != nbytes:
         raise Damaged(f"{nbytes} bytes of tensors, where they are {end}")
     return tuple(tensors)
