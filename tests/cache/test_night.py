@@ -107,7 +107,7 @@ def test_the_command_exits_1_if_a_promise_was_broken(
 ) -> None:
     rows = [row(counted([], wrong))]
     real = night.night
-    monkeypatch.setattr(night, "night", lambda *arguments: real(*arguments, rows))
+    monkeypatch.setattr(night, "night", lambda done, until, tell: real(done, until, tell, rows))
     with pytest.raises(SystemExit) as left:
         cli.main(["--part", "tier", "--minutes", "0", "--json", str(tmp_path / "counts.json")])
     assert left.value.code == len(wrong)

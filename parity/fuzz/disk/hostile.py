@@ -171,7 +171,9 @@ def _begun(rest: bytes) -> bytes:
 _GIANT: tuple[Callable[[Random], bytes], ...] = (
     lambda random: _begun(b'"}' + b',"":[' + b"[" * random.choice((10**5, 10**6, 10**7))),
     lambda random: _begun(b'","a":"' + b"a" * (MAX_HEADER_BYTES - 100) + b'"}}'),
-    lambda random: _begun(b'"}' + b",[]" * (1 << 18) + b"}"),
+    lambda random: _begun(b'"},"a":[' + b"[]," * 5_500_000 + b"[]]}"),
+    lambda random: _begun(b'"},"a":[' + b"{}," * 5_500_000 + b"{}]}"),
+    lambda random: _begun(b'","0.layout":"[' + b"[]," * 5_500_000 + b'[]]"}}'),
     lambda random: _begun(b'"}' + b"".join(b',"%d":{}' % n for n in range(1 << 17)) + b"}"),
     lambda random: _begun(b'"},"a":[' + b"1," * (MAX_HEADER_BYTES // 2 - 100) + b"1]}"),
     lambda random: _begun(b'","0.layout":"[' + b"0," * (MAX_HEADER_BYTES // 2 - 99) + b'0]"}}'),

@@ -112,7 +112,8 @@ def _whole(pair: Pair, folder: Path, actions: list[str]) -> str | None:
         if operation is not None:
             advance(model, operation)
     everything = model.copy()
-    model.drop(lambda kept: pair.tight or kept.key == KEY or kept.entry.generation is not None)
+    ended = "finish" in actions
+    model.drop(lambda kept: pair.tight or (ended and kept.entry.generation is not None))
     return broken(folder, model, everything)
 
 

@@ -152,7 +152,8 @@ class Play:
         key = self.random.choice(KEYS)
         asked = self.random.choice((PROMPTS[key], prompt))
         entry = self.store.find_generation_checkpoint(ids(asked), key, "plain")
-        return _compared(entry and version_of(entry), self.model.generation(key, "plain", asked))
+        version = None if entry is None else version_of(entry)
+        return _compared(version, self.model.generation(key, "plain", asked))
 
 
 def _compared(version: int | None, expected: list[Kept]) -> str | None:
