@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from xxhash import xxh3_128_hexdigest
 
 from engine import BadInput
 from engine.cache.entry import Entry, Identity, Reuse, RunStep, Step, TensorSpec, at_once
@@ -317,6 +318,26 @@ def test_what_another_model_computed_is_never_used(tmp_path: Path, identity: Ide
     store = a_store(tmp_path)
     assert not holds(store, an_entry())
     assert store.counts.damaged == 1
+
+
+def test_a_header_that_was_forged_is_found_out_when_its_entry_is_asked_for(tmp_path: Path) -> None:
+    """Law `damage`: a scan looks at outlines only, and what is handed out is looked at whole."""
+    store = a_store(tmp_path)
+    for entry in (an_entry([1, 2, 3]), unfinished("k", 2, [1, 2, 3])):
+        header = plan(entry, ORIGIN)
+        forged = header.text.replace(b'"0.layout":', b'"0.layers":')
+        forged = forged.replace(header.digest.encode(), b"0" * 32)
+        forged = forged.replace(b"0" * 32, xxh3_128_hexdigest(forged).encode(), 1)
+        folder = tmp_path / IDENTITY.fingerprint / folder_of(entry.namespace)
+        folder.mkdir(parents=True)
+        file = folder / ("0" * 32 + ".mlxkv.safetensors")
+        file.write_bytes(len(forged).to_bytes(8, "little") + forged + bytes(entry.nbytes))
+    store.rescan()
+    assert (store.counts.entries, store.counts.damaged) == (2, 0)
+    assert store.find(ids([1, 2, 3, 4]), "plain") is None
+    assert store.find_generation_checkpoint(ids([1, 2]), "k", "plain") is None
+    assert (store.counts.entries, store.counts.damaged) == (0, 2)
+    assert files_in(tmp_path) == []
 
 
 def test_a_file_in_another_namespaces_folder_is_removed(tmp_path: Path) -> None:

@@ -137,7 +137,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     def entries(self) -> list[Entry]:
         """All that the store knows, as it hands them out."""
-        return [record.entry for record in self.store._catalog]
+        return [self.store._catalog.entry_of(record) for record in self.store._catalog]
 
     def age(self, entry: Entry) -> int:
         return self.kept.index(self.known(entry))
