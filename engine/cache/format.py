@@ -37,6 +37,9 @@ DIGITS = 32
 CHUNK = 1 << 20
 """Bytes hashed while they are still in the processor's cache from being read, or to be written."""
 
+WINDOW = 8 << 20
+"""Bytes that the system is told to write, or to read, ahead of the need."""
+
 FIRST_READ = 16 << 10
 """Enough for most headers in one call."""
 
@@ -103,6 +106,9 @@ def _write_tensor(files: Files, file: Descriptor, data: memoryview, offset: int)
         hash_.update(chunk)
         write_all(files, file, chunk, offset)
         offset += len(chunk)
+        if (late := offset % WINDOW) < len(chunk):
+            # The disk works while the next ones are hashed, and the sync at the end is short.
+            files.write_back(file, offset - late - WINDOW, WINDOW)
     return hash_.hexdigest()
 
 
@@ -196,6 +202,8 @@ def read_tensors(
     buffer = np.empty(max((t.nbytes for t in tensors), default=0), np.uint8).data
     for tensor, expected in zip(tensors, header.hashes, strict=True):
         data, hash_ = buffer[: tensor.nbytes], xxh3_128()
+        # The disk reads on while `build` works.
+        files.read_ahead(file, offset + tensor.nbytes, WINDOW)
         for chunk in _chunks(data):
             if not read_all(files, file, chunk, offset):
                 raise Damaged(f"the file ends inside {tensor.name}")

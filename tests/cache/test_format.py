@@ -211,7 +211,7 @@ HOSTILE = (
         "another field": edit("0.0", "module", to="os"),
         "no tensor": edit("0.1", to=None),
         "one more tensor": edit("0.2", to={"dtype": "I8", "shape": [1], "data_offsets": [25, 26]}),
-        "an empty name": edit("", to={"dtype": "I8", "shape": [0], "data_offsets": [25, 25]}),
+        "an empty name": lambda fields: fields.update({"": fields.pop("0.1")}),
         "tensor that is no object": edit("0.1", to=7),
         "metadata that is no text": edit("__metadata__", "0.model", to=7),
         "our field that nobody knows": edit("__metadata__", "0.class", to="os.system"),
