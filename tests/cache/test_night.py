@@ -72,18 +72,22 @@ def test_time_is_shared_by_weight_and_nobody_is_left_out() -> None:
     assert late == [0]
 
 
-def test_a_row_with_an_end_is_run_whole_every_night() -> None:
-    met = list[int]()
+def test_a_row_with_an_end_is_run_once_a_night_and_goes_on_if_it_was_cut_short() -> None:
+    met = list[str]()
 
     def whole(budget: Budget) -> None:
-        for seed, _ in zip(budget.seeds(), range(3), strict=False):
-            met.append(seed)
+        for _, case in budget.each("abc"):
+            met.append(case)
             budget.done += 1
 
     progress: dict[str, Progress] = {}
     for _ in range(2):
         ran([row(whole, ALL)], progress, 1)
-    assert met == [0, 1, 2, 0, 1, 2]
+    assert "".join(met) == "abcabc"
+    (done,) = ran([row(whole, ALL)], progress, 0)
+    assert done.notes == ("1 of 3 cases had their turn",)
+    ran([row(whole, ALL)], progress, 1)
+    assert "".join(met) == "abcabc" + "a" + "bca"
 
 
 def test_the_table_and_the_file_tell_what_ran() -> None:

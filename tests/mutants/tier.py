@@ -48,7 +48,7 @@ TIER = (
     LawMutant(
         "the codec is ignored",
         "engine/cache/header.py",
-        'if codec is not None and ours["codec"] != codec:',
+        'if codec is not None and codec != ours["0.codec"]:',
         "if False:",
         "identities",
     ),

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import TypeVar
+
+T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -26,6 +29,7 @@ class Budget:
     next: int = 0
     violations: list[str] = field(default_factory=list)
     failed: int | None = None
+    cases: int = 0
     notes: list[str] = field(default_factory=list)
     started: float = field(default_factory=time.monotonic)
 
@@ -39,6 +43,18 @@ class Budget:
         ):
             self.next += 1
             yield self.next - 1
+
+    def each(self, cases: Iterable[T]) -> Iterator[tuple[int, T]]:
+        """All cases once with their seeds, from the one whose turn it is, round and round."""
+        listed = list(cases)
+        self.cases = len(listed)
+        for _, seed in zip(listed, self.seeds(), strict=False):
+            yield seed, listed[seed % len(listed)]
+
+    @property
+    def whole(self) -> bool:
+        """Whether all cases had their turn, where there is an end to them."""
+        return self.next - self.first >= self.cases
 
     @property
     def over(self) -> bool:

@@ -56,7 +56,7 @@ def flips(budget: Budget) -> None:
 
 def header_flips(budget: Budget) -> None:
     """R5: every bit of a header and of its length. Counts headers."""
-    for seed, entry in zip(budget.seeds(), BASES, strict=False):
+    for seed, entry in budget.each(BASES):
         data, start = _file(entry)
         for bit in range(8 * start):
             data[bit // 8] ^= 1 << bit % 8
@@ -125,9 +125,7 @@ MIXED = ("swapped", "moved", "swapped while open", "of mlx-lm", "of another vers
 
 def mixed_up(budget: Budget) -> None:
     """R6: whole files in the wrong place, and files of others."""
-    for seed, (kind, one, other) in zip(
-        budget.seeds(), product(MIXED, range(4), range(4)), strict=False
-    ):
+    for seed, (kind, one, other) in budget.each(product(MIXED, range(4), range(4))):
         with scratch() as base:
             if one != other and (found := _mixed_up(kind, one, other, base / "cache")):
                 budget.violated(seed, f"{kind}, entries {one} and {other}: {found}")

@@ -59,21 +59,12 @@ def every_error(budget: Budget) -> None:
 
 def failing_calls(budget: Budget, errors: tuple[int, ...] = (0,)) -> None:
     """R7: every call of every scene, once and from then on; of 0, one error after the other."""
-    faults = tuple(product(errors, (False, True)))
-    for seed, (scene, (number, on)) in zip(budget.seeds(), product(SCENES, faults), strict=False):
+    faults = product((*SCENES, None), errors, (False, True))
+    for seed, (scene, number, on) in budget.each(faults):
         for at in count(1):
             fault = Fault(number or ERRORS[at % len(ERRORS)], at, on)
-            if found := _meet(scene, fault):
-                budget.violated(seed, f"{scene.name}, {fault}: {found}")
-                return
-            if not fault.failed:
-                break
-            budget.done += 1
-    for seed, (number, on) in zip(budget.seeds(), faults, strict=False):
-        for at in count(1):
-            fault = Fault(number or ERRORS[at % len(ERRORS)], at, on)
-            if found := _open(fault):
-                budget.violated(seed, f"opening, {fault}: {found}")
+            if found := _open(fault) if scene is None else _meet(scene, fault):
+                budget.violated(seed, f"{scene.name if scene else 'opening'}, {fault}: {found}")
                 return
             if not fault.failed:
                 break
@@ -83,7 +74,7 @@ def failing_calls(budget: Budget, errors: tuple[int, ...] = (0,)) -> None:
 def failing_syncs(budget: Budget) -> None:
     """R8: a sync that fails publishes nothing, and what was there before stays."""
     puts = [scene for scene in SCENES if isinstance(scene.operation, Put)]
-    for seed, (scene, on) in zip(budget.seeds(), product(puts, (False, True)), strict=False):
+    for seed, (scene, on) in budget.each(product(puts, (False, True))):
         for at in count(1):
             fault = Fault(errno.EIO, at, on, frozenset({"sync"}))
             if found := _meet(scene, fault, publishes=False):
@@ -101,7 +92,7 @@ def shorter_writes(budget: Budget) -> None:
 
 def short_writes(budget: Budget, sizes: tuple[int, ...] = (64,)) -> None:
     """R7: writes and reads that do less than was asked, and the disk full after any of them."""
-    for seed, (scene, most) in zip(budget.seeds(), product(SCENES, sizes), strict=False):
+    for seed, (scene, most) in budget.each(product(SCENES, sizes)):
         for at in count(0):
             fault = Fault(errno.ENOSPC, at, on=True, calls=frozenset({"write"}))
             if found := _meet(scene, fault, Short(most, fault)):

@@ -12,27 +12,10 @@ from engine.cache.files import Descriptor, Files
 
 ERRORS = (errno.ENOSPC, errno.EIO, errno.EINTR, errno.EMFILE, errno.EROFS)
 
-CALLS = (
-    "make_folder",
-    "open_folder",
-    "names",
-    "create",
-    "open",
-    "lock",
-    "status",
-    "status_of",
-    "read",
-    "read_ahead",
-    "write",
-    "set_mtime",
-    "sync",
-    "sync_folder",
-    "rename",
-    "remove",
-    "remove_folder",
-    "close",
+CALLS = tuple(
+    name for name, value in vars(Files).items() if callable(value) and not name.startswith("_")
 )
-"""Every method of `Files`; a test compares."""
+"""Every call of the seam."""
 
 Meet: TypeAlias = Callable[[str], None]
 """Told of each call by name before it is made; what it raises is what the call raises."""

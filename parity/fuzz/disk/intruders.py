@@ -43,7 +43,7 @@ REPLACED = tuple(Replaced(*case) for case in product(KINDS, PLACES, (False, True
 
 def replaced(budget: Budget) -> None:
     """R15: what is no folder or file of ours is never followed, never waited for."""
-    for seed, case in zip(budget.seeds(), REPLACED, strict=False):
+    for seed, case in budget.each(REPLACED):
         with scratch() as base:
             if found := _in_time(lambda base=base, case=case: _replaced(case, base)):  # type: ignore[misc]
                 budget.violated(seed, f"{case}: {found}")

@@ -81,7 +81,7 @@ def _named(name: str, base: Path) -> str | None:
 
 def modes(budget: Budget) -> None:
     """R16: folders are for us alone, and files too, whatever the umask is."""
-    for seed, mask in zip(budget.seeds(), (0, 0o22, 0o77, 0o277), strict=False):
+    for seed, mask in budget.each((0, 0o22, 0o77, 0o277)):
         before = os.umask(mask)
         try:
             with scratch() as base:
@@ -100,7 +100,7 @@ def modes(budget: Budget) -> None:
 def identities(budget: Budget) -> None:
     """R17: no pair of identities or codecs shares an entry, not even where files are moved."""
     readers = list(product(IDENTITIES, CODECS))
-    for seed, (one, other) in zip(budget.seeds(), combinations(readers, 2), strict=False):
+    for seed, (one, other) in budget.each(combinations(readers, 2)):
         for moved in (False, True):
             with scratch() as base:
                 if found := _shared(one, other, moved, base / "cache"):

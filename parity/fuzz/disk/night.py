@@ -89,18 +89,22 @@ def _row(row: Row, progress: Progress, seconds: float) -> Done:
         violations += again.violations
         if not again.violations:
             progress.broken.remove(seed)
-    endless = row.nightly != ALL
-    budget = Budget(ALL, seconds, progress.next if endless else 0)
+    budget = Budget(ALL, seconds, progress.next)
     if not violations:
         _run(row, budget)
         violations += budget.violations
-    if budget.failed is not None and endless:
+    if budget.failed is not None:
         progress.broken.append(budget.failed)
     count = budget.done
     progress.done += count
-    progress.next = budget.next if endless else 0
+    progress.next = budget.next
     took = time.monotonic() - began
-    return Done(row, count, took, progress.done, tuple(violations), tuple(budget.notes[-1:]))
+    notes = (*budget.notes[-1:], *(() if budget.whole else (_turns(budget),)))
+    return Done(row, count, took, progress.done, tuple(violations), notes)
+
+
+def _turns(budget: Budget) -> str:
+    return f"{budget.next - budget.first} of {budget.cases} cases had their turn"
 
 
 def _run(row: Row, budget: Budget) -> None:

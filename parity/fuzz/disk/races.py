@@ -129,7 +129,7 @@ def _work(plan: list[str], store: Store, wrong: list[str]) -> None:
 
 
 def _pairs(budget: Budget, run: Callable[[Pair, int, Path], tuple[bool, str | None]]) -> None:
-    for seed, pair in zip(budget.seeds(), PAIRS, strict=False):
+    for seed, pair in budget.each(PAIRS):
         for step in count(1):
             with scratch() as base:
                 met, found = run(pair, step, base / "cache")

@@ -27,9 +27,9 @@ ALL = 1 << 62
 class Row:
     """`ci` of them within `ci_s` seconds of a CI run; `nightly` of them in all, over the nights.
 
-    `unit` is what is counted. `share` weighs a row's part of the time of a nightly run; a row
-    without seeds to go on from (`ALL`) is run whole, once a night. `night` is what runs then, if
-    it is not the same.
+    `unit` is what is counted. `share` weighs a row's part of the time of a nightly run. A row that
+    has an end (`ALL`) is run once a night, from the case whose turn it is. `night` is what runs
+    then, if it is not the same.
     """
 
     id: str
