@@ -15,7 +15,8 @@ from xxhash import xxh3_128_hexdigest
 
 from engine.cache.entry import ITEM_BYTES, Entry
 from engine.cache.format import BEGIN, DIGITS, MAX_HEADER_BYTES, plan
-from engine.cache.header import Origin, fields_of, tensor_fields
+from engine.cache.header import Origin, fields_of
+from engine.cache.tensors import tensor_fields
 
 from .small import IDENTITY, exact, small, unfinished
 
