@@ -84,7 +84,7 @@ def check_outline(entry: Entry | Outline) -> None:
         raise BadInput(f"tokens must be int32 [N >= 1], got {tokens.dtype} {list(tokens.shape)}")
     if not 0 <= entry.reuse.minimum <= MAX_LENGTH:
         raise BadInput(f"a minimum of {entry.reuse.minimum} tokens is not within 0..{MAX_LENGTH}")
-    _check_text([namespace] if generation is None else [namespace, generation.key])
+    _check_text([namespace])
     if generation is None:
         if namespace.startswith(GENERATION):
             raise BadInput(f"namespace {namespace!r} is for generation checkpoints")

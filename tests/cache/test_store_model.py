@@ -163,6 +163,7 @@ class StoreMachine(RuleBasedStateMachine):
         files = list(self.path.rglob("*.safetensors*"))
         counts = self.store.counts
         assert counts.entries == len(self.kept) == len(files)
+        assert len(self.store._catalog._by_entry) <= len(self.kept)
         assert counts.nbytes == sum(kept.size for kept in self.kept) <= CAP
         assert counts.nbytes == sum(file.stat().st_size for file in files)
 
