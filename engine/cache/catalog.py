@@ -67,14 +67,17 @@ class Catalog:
         """The records in a folder, by name: a copy."""
         return dict(self._places.get(folder, {}))
 
-    def add(self, record: Record) -> None:
+    def add(self, record: Record, *, newest: bool = True) -> None:
+        """Take up a record; as the newest it serves before others of the same tokens.
+
+        There are such where a removal failed, or was undone by a crash.
+        """
         entry = record.entry
         place = self._places.setdefault(record.folder, {})
         assert record.name not in place
         if entry.generation is None:
-            # Where a removal failed, or was undone by a crash, the newest of equal tokens serves.
             same = [older.entry for older in self._index.same(entry.namespace, entry.tokens)]
-            for added in (record, *same):
+            for added in (record, *(same if newest else ())):
                 if added.indexed is not None:
                     self._index.remove(added.indexed)
                 added.indexed = self._index.add(
