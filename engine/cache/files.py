@@ -86,11 +86,6 @@ class Files:
         os.lseek(file, offset, os.SEEK_SET)
         return os.readv(file, [into])
 
-    def read_ahead(self, file: Descriptor, offset: int, count: int) -> None:
-        """Begin to read what will be read soon, where the system can."""
-        if hasattr(os, "posix_fadvise"):
-            os.posix_fadvise(file, offset, count, os.POSIX_FADV_WILLNEED)
-
     def write(self, file: Descriptor, data: memoryview, offset: int) -> int:
         """Write there: how many bytes were written."""
         return os.pwrite(file, data, offset)

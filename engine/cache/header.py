@@ -6,8 +6,7 @@ in them is looked up anywhere: they become numbers, strings and the dtypes of `I
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,25 +14,28 @@ import numpy as np
 
 from ..errors import BadInput
 from .entry import (
-    ITEM_BYTES,
     AttachmentHeader,
     Entry,
     Generation,
     Identity,
     Reuse,
     TensorSpec,
+    Tokens,
 )
 from .strict import Damaged, Foreign, decimal, dump, items_of, load, object_of, packed, unpacked
-
-MAX_DIMENSIONS = 32
-MAX_LENGTH = 2**31 - 1
-"""Of a dimension: mlx counts in int32."""
+from .tensors import MAX_LENGTH
 
 GENERATION = "__generation_checkpoint__:"
 
 _REUSE = {"trimmable": bool, "minimum": int}
-_TENSOR = ("dtype", "shape", "data_offsets")
-_INT = frozenset({int})
+
+_KNOWN = {
+    f"0.{key}"
+    for key in (
+        *("created", "model", "fingerprint", "tokenizer", "codec", "namespace"),
+        *("tokens", "layout", "reuse", "attachments", "generation"),
+    )
+}
 
 OURS = "0."
 FOREIGN = ("1.", "2.")
@@ -59,11 +61,7 @@ def check(entry: Entry) -> None:
     Raises:
         BadInput: it does not.
     """
-    tokens = entry.tokens
-    if tokens.dtype != np.int32 or tokens.ndim != 1 or len(tokens) == 0:
-        raise BadInput(f"tokens must be int32 [N >= 1], got {tokens.dtype} {list(tokens.shape)}")
-    if not 0 <= entry.reuse.minimum <= MAX_LENGTH:
-        raise BadInput(f"a minimum of {entry.reuse.minimum} tokens is not within 0..{MAX_LENGTH}")
+    check_outline(entry)
     names = {tensor.name for tensor in entry.tensors}
     attached = [name for attachment in entry.attachments for name in attachment.tensors]
     if len(set(attached)) < len(attached) or not names.issuperset(attached):
@@ -72,40 +70,21 @@ def check(entry: Entry) -> None:
         raise BadInput("an entry with attachments stands for one boundary and is not trimmable")
     if bad := [key for key in entry.foreign if not key.startswith(FOREIGN)]:
         raise BadInput(f"mlx-lm reads no metadata {bad[0]!r}, only 1.* and 2.*")
-    _check_namespace(entry)
     _check_text(_texts(entry))
 
 
-def check_tensors(tensors: Sequence[TensorSpec]) -> None:
-    """What holds for every entry's tensors.
+def check_outline(entry: Entry | Outline) -> None:
+    """What holds for the outline of every entry.
 
     Raises:
         BadInput: it does not.
     """
-    names = {tensor.name for tensor in tensors}
-    if len(names) < len(tensors):
-        raise BadInput("two tensors of one name")
-    if names & {"", "__metadata__"}:
-        raise BadInput("a tensor must have a name, and not __metadata__")
-    for tensor in tensors:
-        if tensor.dtype not in ITEM_BYTES:
-            raise BadInput(
-                f"{tensor.name}: dtype {tensor.dtype} is none of {', '.join(ITEM_BYTES)}"
-            )
-        if not _is_shape(tensor.shape):
-            raise BadInput(
-                f"{tensor.name}: a shape has at most {MAX_DIMENSIONS} dimensions "
-                f"within 0..{MAX_LENGTH}, got {list(tensor.shape[: MAX_DIMENSIONS + 1])}"
-            )
-
-
-def _is_shape(lengths: Sequence[int]) -> bool:
-    bounded = not lengths or 0 <= min(lengths) <= max(lengths) <= MAX_LENGTH
-    return bounded and len(lengths) <= MAX_DIMENSIONS
-
-
-def _check_namespace(entry: Entry) -> None:
-    generation, namespace = entry.generation, entry.namespace
+    tokens, namespace, generation = entry.tokens, entry.namespace, entry.generation
+    if tokens.dtype != np.int32 or tokens.ndim != 1 or len(tokens) == 0:
+        raise BadInput(f"tokens must be int32 [N >= 1], got {tokens.dtype} {list(tokens.shape)}")
+    if not 0 <= entry.reuse.minimum <= MAX_LENGTH:
+        raise BadInput(f"a minimum of {entry.reuse.minimum} tokens is not within 0..{MAX_LENGTH}")
+    _check_text([namespace])
     if generation is None:
         if namespace.startswith(GENERATION):
             raise BadInput(f"namespace {namespace!r} is for generation checkpoints")
@@ -175,34 +154,68 @@ def _generation_fields(generation: Generation) -> dict[str, Any]:
     }
 
 
-def entry_of(
-    fields: Mapping[str, str], tensors: tuple[TensorSpec, ...], codec: str | None
-) -> tuple[Entry, Origin]:
-    """What `fields_of` was given. Entries of other codecs than `codec` are not looked into.
+@dataclass(frozen=True, slots=True)
+class Outline:
+    """What is asked of every entry, and all that a scan looks at."""
+
+    origin: Origin
+    codec: str
+    namespace: str
+    tokens: Tokens
+    reuse: Reuse
+    generation: Generation | None
+
+
+def outline_of(fields: Mapping[str, str], codec: str | None) -> Outline:
+    """Part of what `fields_of` was given. Entries of other codecs than `codec` are not looked into.
 
     Raises:
         Damaged: it was given something else.
         Foreign: they are of another codec.
     """
-    ours = dict(fields)
-    foreign = {key: ours.pop(key) for key in fields if not key.startswith(OURS)}
-    take = ours.pop
     try:
-        if codec is not None and codec != ours["0.codec"]:
-            raise Foreign(f"written by codec {ours['0.codec']!r}, not {codec!r}")
-        identity = Identity(take("0.model"), take("0.fingerprint"), take("0.tokenizer"))
-        _check_text([identity.model, identity.fingerprint, identity.tokenizer])
-        origin = Origin(identity, decimal(take("0.created")))
-        attachments, generation = take("0.attachments", None), take("0.generation", None)
+        if codec is not None and codec != fields["0.codec"]:
+            raise Foreign(f"written by codec {fields['0.codec']!r}, not {codec!r}")
+        generation = fields.get("0.generation")
+        outline = Outline(
+            Origin(
+                Identity(fields["0.model"], fields["0.fingerprint"], fields["0.tokenizer"]),
+                decimal(fields["0.created"]),
+            ),
+            fields["0.codec"],
+            fields["0.namespace"],
+            unpacked(fields["0.tokens"]),
+            Reuse(**object_of(load(fields["0.reuse"]), _REUSE)),
+            None if generation is None else _generation_of(load(generation)),
+        )
+        identity = outline.origin.identity
+        _check_text([identity.model, identity.fingerprint, identity.tokenizer, outline.codec])
+        check_outline(outline)
+    except KeyError as error:
+        raise Damaged(f"field {error.args[0]!r} is missing") from None
+    except BadInput as error:
+        raise Damaged(str(error)) from None
+    return outline
+
+
+def entry_of(
+    fields: Mapping[str, str], tensors: tuple[TensorSpec, ...], codec: str | None
+) -> tuple[Entry, Origin]:
+    """All that `fields_of` was given; see `outline_of`."""
+    outline = outline_of(fields, codec)
+    foreign = {key: value for key, value in fields.items() if not key.startswith(OURS)}
+    if unknown := fields.keys() - foreign.keys() - _KNOWN:
+        raise Damaged(f"unknown field {min(unknown)!r}")
+    try:
         entry = Entry(
-            namespace=take("0.namespace"),
-            tokens=unpacked(take("0.tokens")),
-            codec=take("0.codec"),
-            layout=items_of(load(take("0.layout")), str),
-            reuse=Reuse(**object_of(load(take("0.reuse")), _REUSE)),
+            namespace=outline.namespace,
+            tokens=outline.tokens,
+            codec=outline.codec,
+            layout=items_of(load(fields["0.layout"]), str),
+            reuse=outline.reuse,
             tensors=tensors,
-            attachments=() if attachments is None else _attachments_of(load(attachments)),
-            generation=None if generation is None else _generation_of(load(generation)),
+            attachments=_attachments_of(load(fields.get("0.attachments", "[]"))),
+            generation=outline.generation,
             foreign=foreign,
         )
         check(entry)
@@ -210,9 +223,7 @@ def entry_of(
         raise Damaged(f"field {error.args[0]!r} is missing") from None
     except BadInput as error:
         raise Damaged(str(error)) from None
-    if ours:
-        raise Damaged(f"unknown field {next(iter(ours))!r}")
-    return entry, origin
+    return entry, outline.origin
 
 
 def _attachments_of(values: Any) -> tuple[AttachmentHeader, ...]:
@@ -242,43 +253,3 @@ def _generation_of(value: Any) -> Generation:
     fields = object_of(value, kinds)
     fields["generated"] = tuple(unpacked(fields["generated"]).tolist())
     return Generation(**fields, rng=None if rng is None else items_of(rng, int))
-
-
-def tensor_fields(tensors: Sequence[TensorSpec]) -> dict[str, Any]:
-    """The tensors as safetensors lists them: their bytes follow each other, in order."""
-    fields, end = {}, 0
-    for tensor in tensors:
-        begin, end = end, end + tensor.nbytes
-        fields[tensor.name] = {
-            "dtype": tensor.dtype,
-            "shape": tensor.shape,
-            "data_offsets": [begin, end],
-        }
-    return fields
-
-
-def tensors_of(fields: Mapping[str, Any], nbytes: int) -> tuple[TensorSpec, ...]:
-    """What `tensor_fields` was given; all of them are `nbytes`.
-
-    Raises:
-        Damaged: it was given something else.
-    """
-    tensors, end = [], 0
-    # Written out: a scan reads thousands of these.
-    for name, value in fields.items():
-        try:
-            dtype, shape, (begin, stop) = value["dtype"], value["shape"], value["data_offsets"]
-            item_bytes = ITEM_BYTES[dtype]
-        except (KeyError, TypeError, ValueError):
-            raise Damaged(f"{name[:80]}: no dtype, shape and data_offsets") from None
-        if type(shape) is not list or not _INT.issuperset(map(type, (begin, stop, *shape))):
-            raise Damaged(f"{name[:80]}: lengths that are no whole numbers")
-        if not name or len(value) != len(_TENSOR) or not _is_shape(shape):
-            raise Damaged(f"{name[:80]!r}: {len(value)} fields, shape {str(shape)[:80]}")
-        tensors.append(TensorSpec(name, dtype, tuple(shape)))
-        start, end = end, end + math.prod(shape) * item_bytes
-        if begin != start or stop != end:
-            raise Damaged(f"{name[:80]}: its bytes are not at {start}..{end}")
-    if end != nbytes:
-        raise Damaged(f"{nbytes} bytes of tensors, where they are {end}")
-    return tuple(tensors)

@@ -31,8 +31,8 @@ def dump(value: Any) -> str:
     return json.dumps(value, separators=(",", ":"))
 
 
-def load(text: str) -> Any:
-    """JSON of a bounded number of parts, each key once.
+def load(text: str, *, unique: bool = True) -> Any:
+    """JSON of a bounded number of parts; `unique`: each key once in its object, or else the last.
 
     Raises:
         Damaged: it is anything else.
@@ -40,7 +40,7 @@ def load(text: str) -> Any:
     if sum(map(text.count, "[{,")) > MAX_PARTS:
         raise Damaged(f"JSON of more than {MAX_PARTS} parts")
     try:
-        return _DECODER.decode(text)
+        return (_UNIQUE if unique else _QUICK).decode(text)
     except Damaged:
         raise
     except (ValueError, RecursionError) as error:
@@ -54,7 +54,8 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-_DECODER = json.JSONDecoder(object_pairs_hook=_unique)
+_UNIQUE = json.JSONDecoder(object_pairs_hook=_unique)
+_QUICK = json.JSONDecoder()
 
 
 def object_of(value: Any, kinds: Mapping[str, type]) -> dict[str, Any]:
