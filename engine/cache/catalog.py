@@ -98,19 +98,21 @@ class Catalog:
         """The records in a folder, by name: a copy."""
         return dict(self._places.get(folder, {}))
 
-    def add(self, record: Record) -> None:
+    def add(self, record: Record, *, newest: bool = True) -> None:
+        """Take up a record; as the newest it serves before others of the same tokens.
+
+        There are such where a removal failed, or was undone by a crash.
+        """
         outline = record.outline
         place = self._places.setdefault(record.folder, {})
         assert record.name not in place
         if outline.generation is None:
-            # Where a removal failed, or was undone by a crash, the newest of equal tokens serves.
-            same = self._index.same(outline.namespace, outline.tokens)
-            for added in (record, *(older.entry for older in same)):
+            namespace, tokens = outline.namespace, outline.tokens
+            same = [older.entry for older in self._index.same(namespace, tokens)] if newest else []
+            for added in (record, *same):
                 if added.indexed is not None:
                     self._index.remove(added.indexed)
-                added.indexed = self._index.add(
-                    outline.namespace, outline.tokens, added.outline.reuse, added
-                )
+                added.indexed = self._index.add(namespace, tokens, added.outline.reuse, added)
         else:
             self._generations[outline.generation.key].append(record)
         place[record.name] = record

@@ -266,7 +266,7 @@ class Keeper:
         with self.lock:
             if old in self.catalog:
                 self.catalog.remove(old)
-                self.catalog.add(new)
+                self.catalog.add(new, newest=False)
 
 
 def is_gone(error: Exception) -> bool:

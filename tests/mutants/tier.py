@@ -15,8 +15,8 @@ TIER = (
     LawMutant(
         "the header's hash is ignored",
         "engine/cache/format.py",
-        "if not header.startswith(BEGIN) or digest != hash_.hexdigest().encode():",
-        "if not header.startswith(BEGIN):",
+        "if not text.startswith(BEGIN) or digest != hash_.hexdigest().encode():",
+        "if not text.startswith(BEGIN):",
         "flipped_header_bits",
     ),
     LawMutant(
@@ -48,7 +48,7 @@ TIER = (
     LawMutant(
         "the codec is ignored",
         "engine/cache/header.py",
-        'if codec is not None and codec != ours["0.codec"]:',
+        'if codec is not None and codec != fields["0.codec"]:',
         "if False:",
         "identities",
     ),
@@ -107,7 +107,7 @@ TIER = (
     LawMutant(
         "another file under a known name is taken for it",
         "engine/cache/store.py",
-        "if now.header.digest != record.header.digest:",
+        "if now.digest != record.digest:",
         "if False:",
         "files_mixed_up",
     ),
@@ -128,10 +128,10 @@ TIER = (
     LawMutant(
         "needless entries go before the new one is there",
         "engine/cache/keeper.py",
-        "            record = Record(header, temporary.publish(), mtime_ns)\n",
+        "            record.name = temporary.publish()\n",
         "            for old in replaced:\n"
         "                self.removed(old)\n"
-        "            record = Record(header, temporary.publish(), mtime_ns)\n",
+        "            record.name = temporary.publish()\n",
         "crash_images",
     ),
     LawMutant(

@@ -15,8 +15,7 @@ from xxhash import xxh3_128_hexdigest
 
 from engine.cache.entry import ITEM_BYTES, Entry
 from engine.cache.format import BEGIN, DIGITS, MAX_HEADER_BYTES, plan
-from engine.cache.header import Origin, fields_of
-from engine.cache.tensors import tensor_fields
+from engine.cache.header import Origin
 
 from .small import IDENTITY, exact, small, unfinished
 
@@ -50,17 +49,12 @@ def hostile_file(random: Random) -> bytes:
 
 
 def _rewritten(entry: Entry, random: Random) -> bytes:
-    metadata: dict[str, Any] = {
-        "0.header_hash": BLANK,
-        "0.version": "1",
-        "0.tensor_hashes": " ".join(["a" * DIGITS] * len(entry.tensors)),
-    }
-    metadata |= fields_of(entry, ORIGIN)
+    document = json.loads(plan(entry, ORIGIN).text)
+    metadata: dict[str, Any] = document["__metadata__"]
+    metadata["0.header_hash"] = BLANK
     for key in INSIDE:
         if key in metadata:
             metadata[key] = json.loads(metadata[key])
-    document = {"__metadata__": metadata, **tensor_fields(entry.tensors)}
-    document = json.loads(json.dumps(document))
     for _ in range(random.randint(1, 4)):
         _edit(document, random)
     metadata = document["__metadata__"]
