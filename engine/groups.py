@@ -78,7 +78,10 @@ class Kind:
 
 @dataclass(slots=True, eq=False)
 class Member:
-    """A request on its way. `number` counts requests; `tokens` and `state_bytes` are at most."""
+    """A request on its way. `number` counts requests; `tokens` and `state_bytes` are at most.
+
+    `resumed`: it goes on with a generation that was interrupted.
+    """
 
     number: int
     kind: Kind
@@ -88,6 +91,7 @@ class Member:
     stream: Stream
     tokens: int
     state_bytes: int
+    resumed: bool = False
 
     @property
     def row(self) -> Row:
@@ -218,6 +222,7 @@ class Groups:
             return None
         member.sampling, member.text.seed = found.samplers, found.sampling.seed
         found.journal.replay(member.prompt)
+        member.resumed = True
         start, rows = found.start, [member.row]
         return Rounds(
             start.rows,
@@ -268,9 +273,11 @@ class Groups:
         for r, row in enumerate(rounds.rows):
             if row.end in ("stop", "length"):
                 rounds.close()
-                kind, request = group.kind, group.members[r].text.request
+                kind, member = group.kind, group.members[r]
                 self._tiers.keep(kind.target, rounds.target, rounds.draft, r, row.held)
-                self._tiers.generations.finished(kind.target, kind.drafter, kind.depth, request)
+                if member.resumed:
+                    request = member.text.request
+                    self._tiers.generations.finished(kind.target, kind.drafter, kind.depth, request)
 
     def _start(self, ready: Batch[Cohort]) -> None:
         """Rows whose prompts are done go into a group."""

@@ -19,7 +19,6 @@ from .cache.ssd import FLUSH_S, SSD
 from .cache.store import Store
 from .cache.writer import Writer
 from .drafters.source import DraftProvider, DraftRows
-from .errors import BadInput
 from .generations import Generations
 from .kept import Start, as_tokens, captured, namespace_of, started
 from .prefill import Prompt
@@ -37,12 +36,19 @@ SSD_BYTES = 32 << 30
 class Tiers:
     """What keeps states between requests; without a cache, nothing does.
 
-    It belongs to the thread that runs the forwards.
+    It belongs to the thread that runs the forwards. What was not used for `demote_after_s` leaves
+    the memory for the disk, once that thread is idle.
     """
 
-    def __init__(self, cache: PromptCache | None = None, ssd: SSD | None = None) -> None:
+    def __init__(
+        self,
+        cache: PromptCache | None = None,
+        ssd: SSD | None = None,
+        demote_after_s: float | None = None,
+    ) -> None:
         self._cache = cache
         self._ssd = ssd
+        self.demote_after_s = demote_after_s
         self._writer: Writer | None = None
         self.generations = Generations(ssd)
         if cache is not None and ssd is not None:
@@ -66,6 +72,12 @@ class Tiers:
         """Whether this thread has nothing else to do."""
         if self._writer is not None:
             self._writer.idle(now)
+
+    def demote(self) -> int:
+        """Move what has been idle for long to the disk; how many entries that were."""
+        if self._cache is None or self.demote_after_s is None:
+            return 0
+        return self._cache.demote(self.demote_after_s)
 
     def flush(self, timeout_s: float | None = FLUSH_S) -> FlushReport | None:
         """Make durable what is to be, and stop writing behind. None: nothing is durable here."""
@@ -96,7 +108,7 @@ class Tiers:
                 start = started(target, drafter, samplers, kept)
                 prompt.processed = prompt.cached = hit.count
                 return start
-            except BadInput as error:
+            except Exception as error:
                 log.warning("a kept state is not used: %s", error)
         return Start(target.new_rows(taps), draft)
 
@@ -126,6 +138,7 @@ def open_tiers(
     ram_bytes: int = RAM_BYTES,
     ssd: str | os.PathLike[str] | None = None,
     ssd_bytes: int = SSD_BYTES,
+    demote_after_s: float | None = None,
 ) -> Tiers:
     """Tiers for a target and whatever is mounted on it or beside it.
 
@@ -133,6 +146,7 @@ def open_tiers(
         ram_bytes: the RAM tier's cap; with 0 it keeps nothing.
         ssd: the folder of the durable tier; None is none.
         ssd_bytes: its cap.
+        demote_after_s: when an unused entry leaves the memory for the folder; None: never.
 
     Raises:
         BadInput: a cap that is too small, or files that are not those the target was loaded from.
@@ -141,4 +155,4 @@ def open_tiers(
         return Tiers(PromptCache(ram_bytes))
     store = Store(ssd, target.store_identity, cap_bytes=ssd_bytes, codec=CODEC)
     tier = SSD(store)
-    return Tiers(PromptCache(ram_bytes, tier), tier)
+    return Tiers(PromptCache(ram_bytes, tier), tier, demote_after_s)
