@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import secrets
 import signal
 import sys
@@ -167,6 +168,7 @@ def _caches(
 
     device.apply()
     require_compiler()
+    logging.getLogger("engine.cache").setLevel(logging.ERROR)  # files are damaged on purpose
     started = time.monotonic()
     first = secrets.randbelow(SEEDS) if seed is None else seed
     print(f"first seed {first}", flush=True)

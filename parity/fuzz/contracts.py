@@ -1,8 +1,8 @@
 """What mlx-lm promises about a cache, one predicate each, and the broken promises that are known.
 
 A promise that is broken is a `Violation`. Sources: the docstrings of `trim_prompt_cache`,
-`save_prompt_cache` and `load_prompt_cache` in mlx_lm/models/cache.py, and the use that
-mlx_lm/generate.py and mlx_lm/server.py make of the rest.
+`save_prompt_cache` and `load_prompt_cache` in mlx_lm/models/cache.py, the name of `LRUPromptCache`
+and its comments, and the use that mlx_lm/generate.py and mlx_lm/server.py make of the rest.
 """
 
 from __future__ import annotations
@@ -42,6 +42,9 @@ class Promise(Enum):
     COPY = "a deep copy and its original do not touch each other"
     QUANTIZE = "to_quantized gives the same keys and values within one step"
     MERGE = "rows merged into a batch are the rows that they were alone"
+    FETCH = "what the prompt cache hands out holds the tokens asked for, but for the rest"
+    NEAREST = "the prompt cache hands out as many of the tokens as some entry has"
+    RECENT = "the prompt cache evicts what was not used for longest"
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +83,11 @@ EXPLANATIONS: Mapping[Key, str] = {
     Key(Promise.MERGE, "BatchRotatingKVCache", "rotated"): "D23",
     LAST_ALONE: "D24",
     IN_CHUNKS: "D26",
+    Key(Promise.FETCH, "ConcatenateKVCache", "tokens trimmed"): "D15",
+    Key(Promise.FETCH, "ChunkedKVCache", "front dropped"): "D15",
+    Key(Promise.FETCH, "QuantizedKVCache", "cut to less than its start"): "D12",
+    Key(Promise.NEAREST, "LRUPromptCache", "prefix of one token"): "D14",
+    Key(Promise.RECENT, "LRUPromptCache", "fetched meanwhile"): "D14",
 }
 """Key to deviation. Nothing of ours can be looked up here."""
 
@@ -95,6 +103,13 @@ def cause(promise: Promise, caches: Sequence[Cache]) -> tuple[str, str]:
     if promise is Promise.QUANTIZE and any(isinstance(leaf, RotatingKVCache) for leaf in flat):
         return "RotatingKVCache", "asked to"
     return " and ".join(kinds(caches)), ""
+
+
+def fetch_cause(caches: Sequence[Cache], cut_below: bool) -> tuple[str, str]:
+    """The same for caches that were handed out; `cut_below`: to what was not yet quantized then."""
+    if cut_below:
+        return "QuantizedKVCache", "cut to less than its start"
+    return cause(Promise.TRIM, caches)
 
 
 def load_cause(fresh: Sequence[Cache], empty: bool, overwritten: bool) -> tuple[str, str] | None:

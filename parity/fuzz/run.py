@@ -14,6 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, run_state_machine_as_test
 from .batches import batch_machine
 from .rows import row_machine
 from .setup import Difference, Setup
+from .tiers import tier_machine
 
 SEQUENCES, STEPS = 8, 10
 """Of one batch: fixed, so that a seed does the same wherever it runs, for however long."""
@@ -37,12 +38,13 @@ def batches(setup: Setup, first_seed: int, until: float) -> Iterator[Batch]:
 
 
 def machines(setup: Setup) -> Iterator[type[RuleBasedStateMachine]]:
-    """One for each world's rows, and for its batches if it has them."""
+    """For each world, of its rows, of its batches if it has them, and of tiers."""
     for reference in setup.references:
         alone = replace(setup, references=[reference])
         yield row_machine(alone)
         if reference.world.batched:
             yield batch_machine(alone)
+        yield tier_machine(alone)
 
 
 def run(

@@ -12,7 +12,10 @@ from .contracts import Key
 
 @dataclass(slots=True)
 class Tally:
-    """`classes` counts operations in which a cache class took part; `compared` counts states."""
+    """`classes` counts operations in which a cache class took part; `compared` counts states.
+
+    `takes` counts what the tiers handed out, by where it came from.
+    """
 
     sequences: int = 0
     compared: int = 0
@@ -20,6 +23,7 @@ class Tally:
     classes: Counter[str] = field(default_factory=Counter)
     explained: Counter[tuple[str, Key]] = field(default_factory=Counter)
     refused: Counter[str] = field(default_factory=Counter)
+    takes: Counter[str] = field(default_factory=Counter)
 
     def operation(self, kind: str, classes: Iterable[str]) -> None:
         self.operations[kind] += 1
@@ -31,6 +35,7 @@ class Tally:
         lines = [f"{self.sequences} sequences, {done} operations, {self.compared} states compared"]
         lines += _block("operations", self.operations)
         lines += _block("cache classes", self.classes)
+        lines += _block("takes from tiers", self.takes)
         lines += _block("declined, by name", self.refused)
         named = {f"{name}: {words(key)}": n for (name, key), n in self.explained.items()}
         return lines + _block("explained differences of mlx-lm", Counter(named))
@@ -42,6 +47,7 @@ class Tally:
             "compared": self.compared,
             "operations": dict(sorted(self.operations.items())),
             "classes": dict(sorted(self.classes.items())),
+            "takes": dict(sorted(self.takes.items())),
             "declined": dict(sorted(self.refused.items())),
             "explained": [
                 {"deviation": name, "broken": words(key), "count": n}
