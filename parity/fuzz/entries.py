@@ -45,7 +45,7 @@ class Sizes:
     def caps(self, ram: int, cold: int | None) -> tuple[int, int | None]:
         """A RAM tier for none, one, some, all; a colder tier that is small, or for all, or none."""
         own = (0, 2 * self.state, 6 * self.state, 1 << 30)[ram]
-        return own, None if cold is None else (2 * self.file, 1 << 30)[cold]
+        return own, None if cold is None else (self.file, 1 << 30)[cold]
 
 
 @lru_cache

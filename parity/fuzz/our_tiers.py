@@ -192,6 +192,8 @@ class OurTiers:
             kept = self.cache.exactly(as_tokens(line.tokens), line.namespace.name)
             if kept is None:
                 self._wrong(f"the entry of {list(line.tokens)} is not in RAM any more")
+            if kept.reuse != line.reuse:
+                self._wrong(f"{list(line.tokens)}: {kept.reuse}, expected {line.reuse}")
             drafts = [array for c in kept.checkpoints for array in c.attachment.tensors]
             now = [*kept.stored.arrays, *drafts]
             if len(now) != len(line.arrays) or not all(map(same, now, line.arrays)):

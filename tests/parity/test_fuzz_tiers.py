@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import partial
+from functools import partial, partialmethod
 from typing import Any
 
 import pytest
@@ -67,7 +67,6 @@ KINDS = [
     ("llama", Key(Promise.RECENT, "LRUPromptCache", "fetched meanwhile"), "D14"),
     ("llama", Key(Promise.FETCH, "QuantizedKVCache", "cut to less than its start"), "D12"),
     ("concatenated", Key(Promise.FETCH, "ConcatenateKVCache", "tokens trimmed"), "D15"),
-    ("chunked", Key(Promise.FETCH, "ChunkedKVCache", "front dropped"), "D15"),
 ]
 
 
@@ -119,12 +118,8 @@ def drafts_trimmed(patch: Patch) -> None:
 
 
 def unverified(patch: Patch) -> None:
-    right = store.read_tensors
-
-    def wrong(*args: Any, **options: bool) -> None:
-        right(*args, **{**options, "verify": False})
-
-    patch.setattr(store, "read_tensors", wrong)
+    right = store.Store.__init__
+    patch.setattr(store.Store, "__init__", partialmethod(right, verify=False))
 
 
 def always_durable(patch: Patch) -> None:
@@ -152,7 +147,7 @@ def full_rings_cut(patch: Patch) -> None:
         ("llama", drafts_trimmed),
         ("llama", unverified),
         ("llama", always_durable),
-        ("sliding", full_rings_cut),
+        ("limited", full_rings_cut),
     ],
 )
 def test_a_wrong_tier_fails_the_machine(
