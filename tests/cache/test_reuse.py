@@ -74,7 +74,8 @@ def test_text_from_kept_states_is_the_text(family: str, kind: str, tmp_path: Pat
                 tiers = open_tiers(own.target, ssd=folder, **caps)
             hits[state] += reused(own, numbers, serve(own, numbers, tiers, draw))
             draw.shuffle(numbers)
-    assert all(hits.values()), hits
+    # Only a prompt that came twice can hit in the cold.
+    assert all(hits[state] for state in ("warm", "restarted", "damaged")), hits
 
 
 def test_what_is_idle_moves_to_the_disk_and_comes_back(tmp_path: Path) -> None:
