@@ -65,14 +65,16 @@ class TierMachine(RuleBasedStateMachine):
         reference=st.runner().flatmap(lambda machine: st.sampled_from(machine.setup.references)),
         ram=st.sampled_from((3, 2, 2, 1, 0)),
         cold=st.sampled_from((1, 1, 0, 0, None)),
+        home=st.integers(0, 2),
     )
-    def start(self, reference: Reference, ram: int, cold: int | None) -> None:
+    def start(self, reference: Reference, ram: int, cold: int | None, home: int) -> None:
+        """Most is put in the namespace `home`."""
         self.world = reference.world
         self.setup.tally.sequences += 1
         self.namespaces = namespaces_of(self.world)
         caps = sizes_of(reference).caps(ram, cold)
         self.steps.append(f"world {self.world.name}, caps of {caps} bytes")
-        self.texts: list[tuple[Namespace, Chunk]] = [(self.namespaces[0], ())]
+        self.texts: list[tuple[Namespace, Chunk]] = [(self._namespace(home), ())]
         folder = Path(self._folder.name, "ssd")
         self.ours = OurTiers(reference, caps, folder, self.setup.tally, self.steps)
         self.theirs = TheirTier(reference, self._violated, self._new_file)
@@ -220,11 +222,14 @@ class TierMachine(RuleBasedStateMachine):
     def _violated(self, violation: Violation) -> None:
         self.setup.violated(violation, self.steps)
 
+    def _namespace(self, number: int) -> Namespace:
+        return self.namespaces[number % len(self.namespaces)]
+
     def _asked(self, prompt: Any) -> tuple[Namespace, Chunk]:
         which, front, tail, other = prompt
         namespace, text = self.texts[-1 - which % len(self.texts)]
         if other is not None:
-            namespace = self.namespaces[other % len(self.namespaces)]
+            namespace = self._namespace(other)
         return namespace, (*text[:front], *tail)[:LONGEST] or (0,)
 
     def _new_file(self) -> Path:
