@@ -108,14 +108,16 @@ def fixtures(session: nox.Session) -> None:
 
 @nox.session
 def fuzz(session: nox.Session) -> None:
-    """Random sequences on our states and mlx-lm's caches; `-- --minutes 10` is the default.
+    """Our states and mlx-lm's caches, then the durable tier; `-- --minutes 10` is the default.
 
-    With `--properties` the property tests at their nightly counts instead; what else stands behind
-    `--` then goes to pytest.
+    The tier's rows go on from where the last run ended. With `--properties` the property tests at
+    their nightly counts instead; what else stands behind `--` then goes to pytest.
     """
     session.install("-e", ".[test]")
     if "--properties" not in session.posargs:
-        session.run("python", "-m", "parity.fuzz", *session.posargs, env=ENV)
+        progress = str(Path(session.create_tmp(), "progress.json").resolve())
+        arguments = ["--progress", progress, *session.posargs]
+        session.run("python", "-m", "parity.fuzz", *arguments, env=ENV)
         return
     arguments = [a for a in session.posargs if a != "--properties"]
     env = {**ENV, "HYPOTHESIS_PROFILE": "nightly"}

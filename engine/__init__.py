@@ -4,8 +4,9 @@ Read in this order: `generate.py` (one request, from prompt to stream), `prefill
 (one round), `acceptance.py` (what counts as accepted), `sampling.py` (where tokens come from),
 `processors.py` (what changes logits first), `state/` (what is remembered and how it is rolled
 back), `drafters/` (who proposes), `target.py` (the model), `adapters.py` (what is mounted on
-it); then `groups.py` (many requests that
-share forwards) and `service.py` (the thread that serves them).
+it); then `groups.py` (many requests that share forwards), `service.py` (the thread that serves
+them), `tiers.py` and `cache/` (states that outlive their request), `generations.py` (requests that
+outlive their process).
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from .state.quantize import KVQuantization
     from .streams import Stream
     from .target import Adapter, Target
+    from .tiers import Tiers, open_tiers
     from .values import (
         Finish,
         LogitsOptions,
@@ -61,11 +63,13 @@ __all__ = [
     "Statistics",
     "Stream",
     "Target",
+    "Tiers",
     "TokenEvent",
     "Usage",
     "generate",
     "open_drafter",
     "open_live",
+    "open_tiers",
 ]
 
 # The module of every public name, as above.
@@ -87,6 +91,8 @@ _HOMES = {
     "Stream": ".streams",
     "Adapter": ".target",
     "Target": ".target",
+    "Tiers": ".tiers",
+    "open_tiers": ".tiers",
     "Finish": ".values",
     "LogitsOptions": ".values",
     "Request": ".values",

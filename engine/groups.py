@@ -78,7 +78,10 @@ class Kind:
 
 @dataclass(slots=True, eq=False)
 class Member:
-    """A request on its way. `number` counts requests; `tokens` and `state_bytes` are at most."""
+    """A request on its way. `number` counts requests; `tokens` and `state_bytes` are at most.
+
+    `resumed`: it goes on with a generation that was interrupted.
+    """
 
     number: int
     kind: Kind
@@ -88,6 +91,7 @@ class Member:
     stream: Stream
     tokens: int
     state_bytes: int
+    resumed: bool = False
 
     @property
     def row(self) -> Row:
@@ -157,7 +161,7 @@ class Groups:
     def suspend(self) -> int:
         """Keep what has been generated and not ended; how many requests can go on later."""
         return sum(
-            self._tiers.suspend(
+            self._tiers.generations.suspend(
                 group.kind.target,
                 member.text.request,
                 member.text.seed,
@@ -211,13 +215,14 @@ class Groups:
 
     def _resumed(self, kind: Kind, member: Member) -> Rounds | None:
         """The rounds of a generation that was interrupted, its reader told of what has been."""
-        found = self._tiers.unfinished(
+        found = self._tiers.generations.unfinished(
             kind.target, kind.drafter, kind.depth, member.text.request, member.prompt
         )
         if found is None:
             return None
         member.sampling, member.text.seed = found.samplers, found.sampling.seed
         found.journal.replay(member.prompt)
+        member.resumed = True
         start, rows = found.start, [member.row]
         return Rounds(
             start.rows,
@@ -268,9 +273,11 @@ class Groups:
         for r, row in enumerate(rounds.rows):
             if row.end in ("stop", "length"):
                 rounds.close()
-                kind, request = group.kind, group.members[r].text.request
+                kind, member = group.kind, group.members[r]
                 self._tiers.keep(kind.target, rounds.target, rounds.draft, r, row.held)
-                self._tiers.finished(kind.target, kind.drafter, kind.depth, request)
+                if member.resumed:
+                    request = member.text.request
+                    self._tiers.generations.finished(kind.target, kind.drafter, kind.depth, request)
 
     def _start(self, ready: Batch[Cohort]) -> None:
         """Rows whose prompts are done go into a group."""

@@ -154,7 +154,8 @@ class Engine:
                 if not (self.turn() | self._tiers.serve()):
                     self._tiers.idle(True)
                     with self._changed:
-                        self._changed.wait_for(self._has_work)
+                        if not self._changed.wait_for(self._has_work, self._tiers.demote_after_s):
+                            self._tiers.demote()
                     self._tiers.idle(False)
             self._wind_up()
         except BaseException as error:

@@ -2,9 +2,8 @@
 
 A request starts from the longest prefix of its prompt whose state is kept. The state is kept when
 its prompt has been processed, one token before the prompt's end, and again when its row retires. A
-speculative request keeps the drafter's state with the target's, as one entry. A generation that is
-interrupted is kept as well, and goes on where it was. No failure here reaches a request: it starts
-from nothing, or leaves nothing behind.
+speculative request keeps the drafter's state with the target's, as one entry. No failure here
+reaches a request: it starts from nothing, or leaves nothing behind.
 """
 
 from __future__ import annotations
@@ -12,30 +11,20 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-
-import mlx.core as mx
-import numpy as np
 
 from .cache.codecs import CODEC
 from .cache.durability import FlushReport
-from .cache.entry import Generation, Tokens
 from .cache.prompt_cache import Kept, PromptCache
 from .cache.ssd import FLUSH_S, SSD
 from .cache.store import Store
-from .cache.stored import Stored
 from .cache.writer import Writer
 from .drafters.source import DraftProvider, DraftRows
-from .errors import BadInput
-from .host import read
+from .generations import Generations
+from .kept import Start, as_tokens, captured, namespace_of, started
 from .prefill import Prompt
-from .requests import make_row_sampling
-from .resume import Journal, generation_key
-from .rounds import Rounds, TargetRows
-from .sampling import Greedy, RowSampling
-from .state.rows import Rows
+from .rounds import TargetRows
+from .sampling import RowSampling
 from .target import Target
-from .values import Request, Sampling
 
 log = logging.getLogger(__name__)
 
@@ -44,37 +33,24 @@ SSD_BYTES = 32 << 30
 """Caps for whoever names none."""
 
 
-@dataclass(frozen=True, slots=True)
-class Start:
-    """The states of one row that hold the same tokens: none, or a prefix of its prompt."""
-
-    rows: Rows
-    draft: DraftRows | None
-
-
-@dataclass(frozen=True, slots=True)
-class Unfinished:
-    """A generation that was interrupted: where it goes on, and how it came there.
-
-    `sampling` has the seed that it began with, `samplers` are where they stood.
-    """
-
-    start: Start
-    sampling: Sampling
-    samplers: RowSampling
-    journal: Journal
-
-
 class Tiers:
     """What keeps states between requests; without a cache, nothing does.
 
-    It belongs to the thread that runs the forwards.
+    It belongs to the thread that runs the forwards. What was not used for `demote_after_s` leaves
+    the memory for the disk, once that thread is idle.
     """
 
-    def __init__(self, cache: PromptCache | None = None, ssd: SSD | None = None) -> None:
+    def __init__(
+        self,
+        cache: PromptCache | None = None,
+        ssd: SSD | None = None,
+        demote_after_s: float | None = None,
+    ) -> None:
         self._cache = cache
         self._ssd = ssd
+        self.demote_after_s = demote_after_s
         self._writer: Writer | None = None
+        self.generations = Generations(ssd)
         if cache is not None and ssd is not None:
             ssd.serve_from(cache.holding)
 
@@ -96,6 +72,12 @@ class Tiers:
         """Whether this thread has nothing else to do."""
         if self._writer is not None:
             self._writer.idle(now)
+
+    def demote(self) -> int:
+        """Move what has been idle for long to the disk; how many entries that were."""
+        if self._cache is None or self.demote_after_s is None:
+            return 0
+        return self._cache.demote(self.demote_after_s)
 
     def flush(self, timeout_s: float | None = FLUSH_S) -> FlushReport | None:
         """Make durable what is to be, and stop writing behind. None: nothing is durable here."""
@@ -126,7 +108,7 @@ class Tiers:
                 start = started(target, drafter, samplers, kept)
                 prompt.processed = prompt.cached = hit.count
                 return start
-            except BadInput as error:
+            except Exception as error:
                 log.warning("a kept state is not used: %s", error)
         return Start(target.new_rows(taps), draft)
 
@@ -149,132 +131,6 @@ class Tiers:
         except Exception as error:
             log.warning("a state of %d tokens is not kept: %s", len(tokens), error)
 
-    def suspend(
-        self,
-        target: Target,
-        request: Request,
-        seed: int | None,
-        rounds: Rounds,
-        row: int,
-        prompt: Prompt,
-        logprobs: Sequence[float],
-    ) -> bool:
-        """Keep a generation that has begun and not ended, as it is between two rounds.
-
-        True if it can go on later, whatever happens to this process.
-        """
-        going = rounds.rows[row]
-        if self._ssd is None or going.end is not None or len(going.held) <= len(request.prompt):
-            return False
-        rounds.close()
-        try:
-            kept = captured(target, rounds.target, rounds.draft, row, going.held)
-            chain = rounds.sampling.chains[row]
-            generated = [*going.held[len(request.prompt) :], going.pending]
-            generation = Generation(
-                key=_key(target, request, rounds.depth, kept.namespace),
-                namespace=kept.namespace,
-                prompt_tokens=len(request.prompt),
-                generated=tuple(generated),
-                pending=going.pending,
-                seed=seed or 0,
-                seed_was_explicit=request.sampling.seed is not None,
-                rng=None if chain is None else tuple(read(chain)),
-                journal=Journal.of(prompt, logprobs).to_text(),
-            )
-            return self._ssd.suspend(kept, generation)
-        except Exception as error:
-            log.warning("an unfinished generation is not kept: %s", error)
-            return False
-
-    def unfinished(
-        self,
-        target: Target,
-        drafter: DraftProvider | None,
-        depth: int,
-        request: Request,
-        prompt: Prompt,
-    ) -> Unfinished | None:
-        """The generation that this request began earlier, if it was interrupted."""
-        if self._ssd is None:
-            return None
-        where = _namespace(target, drafter)
-        found = self._ssd.unfinished(
-            as_tokens(request.prompt), _key(target, request, depth, where), where
-        )
-        if found is None:
-            return None
-        kept, generation = found
-        sampling = request.sampling
-        try:
-            journal = Journal.from_text(generation.journal)
-            journal.require(prompt, kept.tokens.tolist(), generation.pending)
-            if not sampling.greedy:
-                sampling = replace(sampling, seed=generation.seed)
-            samplers = make_row_sampling(target, sampling)
-            if sampling.rng == "sequential" and not sampling.greedy:
-                if generation.rng is None:
-                    raise BadInput("a sequential generation was kept without its chain of keys")
-                samplers.chains = (mx.array(generation.rng, dtype=mx.uint32),)
-            start = started(target, drafter, samplers, kept)
-        except BadInput as error:
-            log.warning("an unfinished generation begins anew: %s", error)
-            return None
-        return Unfinished(start, sampling, samplers, journal)
-
-    def finished(
-        self, target: Target, drafter: DraftProvider | None, depth: int, request: Request
-    ) -> None:
-        """That generation has ended: nothing of it is to go on."""
-        if self._ssd is not None:
-            where = _namespace(target, drafter)
-            self._ssd.finished(_key(target, request, depth, where))
-
-
-def started(
-    target: Target, drafter: DraftProvider | None, samplers: RowSampling, kept: Kept
-) -> Start:
-    """States of one row from what was kept of one.
-
-    Raises:
-        BadInput: it does not fit.
-    """
-    taps = () if drafter is None else drafter.taps
-    rows = target.rows_holding(kept.stored.leaves, len(kept.tokens), taps)
-    if drafter is None:
-        return Start(rows, None)
-    if len(kept.checkpoints) != 1:
-        raise BadInput(f"a drafter's state has 1 checkpoint, got {len(kept.checkpoints)}")
-    return Start(rows, drafter.open(samplers, kept.checkpoints[0]))
-
-
-def captured(
-    target: Target, rows: TargetRows, draft: DraftRows | None, row: int, tokens: Sequence[int]
-) -> Kept:
-    """What one row's settled states hold, which is `tokens`, as a value."""
-    stored = Stored.of(rows.lowered(row), len(tokens), target.quantization)
-    checkpoints = () if draft is None else (draft.capture(row),)
-    return Kept(namespace_of(target, draft), as_tokens(tokens), stored, checkpoints)
-
-
-def namespace_of(target: Target, draft: DraftRows | None) -> str:
-    """What states must agree on, beside the tokens, for one to stand for the other."""
-    return target.namespace(None if draft is None else draft.namespace)
-
-
-def as_tokens(tokens: Sequence[int]) -> Tokens:
-    """Ids as the tiers hold them."""
-    return np.asarray(tokens, dtype=np.int32)
-
-
-def _namespace(target: Target, drafter: DraftProvider | None) -> str:
-    draft = None if drafter is None else drafter.open(RowSampling([Greedy()]))
-    return namespace_of(target, draft)
-
-
-def _key(target: Target, request: Request, depth: int, where: str) -> str:
-    return generation_key(request, target.eos_ids | request.stop_ids, depth, where)
-
 
 def open_tiers(
     target: Target,
@@ -282,6 +138,7 @@ def open_tiers(
     ram_bytes: int = RAM_BYTES,
     ssd: str | os.PathLike[str] | None = None,
     ssd_bytes: int = SSD_BYTES,
+    demote_after_s: float | None = None,
 ) -> Tiers:
     """Tiers for a target and whatever is mounted on it or beside it.
 
@@ -289,6 +146,7 @@ def open_tiers(
         ram_bytes: the RAM tier's cap; with 0 it keeps nothing.
         ssd: the folder of the durable tier; None is none.
         ssd_bytes: its cap.
+        demote_after_s: when an unused entry leaves the memory for the folder; None: never.
 
     Raises:
         BadInput: a cap that is too small, or files that are not those the target was loaded from.
@@ -297,4 +155,4 @@ def open_tiers(
         return Tiers(PromptCache(ram_bytes))
     store = Store(ssd, target.store_identity, cap_bytes=ssd_bytes, codec=CODEC)
     tier = SSD(store)
-    return Tiers(PromptCache(ram_bytes, tier), tier)
+    return Tiers(PromptCache(ram_bytes, tier), tier, demote_after_s)

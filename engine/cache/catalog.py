@@ -10,23 +10,48 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from .entry import Entry, Tokens
-from .format import Header
+from .format import Header, outline, parse
+from .header import Outline
 from .prefixes import Indexed, PrefixIndex
 from .shelf import folder_of
 
 
 @dataclass(slots=True, eq=False)
 class Record:
-    """A committed file. `mtime_ns` is when it was last used."""
+    """A committed file of `size` bytes. `mtime_ns` is when it was last used.
 
-    header: Header
+    `text` is its header, of which `outline` is a part; the rest is parsed when it is asked for.
+    """
+
+    outline: Outline
+    digest: str
+    text: bytes
+    size: int
     name: str
     mtime_ns: int
     folder: str = field(init=False)
     indexed: Indexed[Record] | None = None
+    _header: Header | None = None
 
     def __post_init__(self) -> None:
-        self.folder = folder_of(self.entry.namespace)
+        self.folder = folder_of(self.outline.namespace)
+
+    @classmethod
+    def of(cls, text: bytes, size: int, name: str, mtime_ns: int, codec: str) -> Record:
+        """The record of a file with this header; see `format.outline`."""
+        found, digest = outline(text, size, codec)
+        return cls(found, digest, text, size, name, mtime_ns)
+
+    @property
+    def header(self) -> Header:
+        """The whole header.
+
+        Raises:
+            Damaged: it says what we never write, although its hash is right.
+        """
+        if self._header is None:
+            self._header = parse(self.text, self.size)
+        return self._header
 
     @property
     def entry(self) -> Entry:
@@ -42,22 +67,28 @@ class Catalog:
     def __init__(self) -> None:
         self._places: dict[str, dict[str, Record]] = {}
         self._index: PrefixIndex[Record] = PrefixIndex()
+        self._records: dict[Record, None] = {}
         self._by_entry: dict[int, Record] = {}
         self._generations: defaultdict[str, list[Record]] = defaultdict(list)
         self.nbytes = 0
         self.newest_ns = 0
 
     def __len__(self) -> int:
-        return len(self._by_entry)
+        return len(self._records)
 
     def __iter__(self) -> Iterator[Record]:
-        return iter(self._by_entry.values())
+        return iter(self._records)
 
     def __contains__(self, record: Record) -> bool:
-        return self.of(record.entry) is record
+        return record in self._records
+
+    def entry_of(self, record: Record) -> Entry:
+        """A record's entry, for handing out; see `Record.header` for what it raises."""
+        self._by_entry[id(record.entry)] = record
+        return record.entry
 
     def of(self, entry: Entry) -> Record | None:
-        """The record of an entry that came from here, if it is still known."""
+        """The record of an entry that was handed out, if it is still known."""
         return self._by_entry.get(id(entry))  # which a record keeps alive, so that it stays its own
 
     def folders(self) -> list[str]:
@@ -67,33 +98,45 @@ class Catalog:
         """The records in a folder, by name: a copy."""
         return dict(self._places.get(folder, {}))
 
-    def add(self, record: Record) -> None:
-        entry = record.entry
+    def add(self, record: Record, *, newest: bool = True) -> None:
+        """Take up a record; as the newest it serves before others of the same tokens.
+
+        There are such where a removal failed, or was undone by a crash.
+        """
+        outline = record.outline
         place = self._places.setdefault(record.folder, {})
         assert record.name not in place
-        if entry.generation is None:
-            record.indexed = self._index.add(entry.namespace, entry.tokens, entry.reuse, record)
+        if outline.generation is None:
+            namespace, tokens = outline.namespace, outline.tokens
+            same = [older.entry for older in self._index.same(namespace, tokens)] if newest else []
+            for added in (record, *same):
+                if added.indexed is not None:
+                    self._index.remove(added.indexed)
+                added.indexed = self._index.add(namespace, tokens, added.outline.reuse, added)
         else:
-            self._generations[entry.generation.key].append(record)
-        place[record.name] = self._by_entry[id(entry)] = record
-        self.nbytes += record.header.size
+            self._generations[outline.generation.key].append(record)
+        place[record.name] = record
+        self._records[record] = None
+        self.nbytes += record.size
         self.touch(record, record.mtime_ns)
 
     def remove(self, record: Record) -> None:
         """Forget a record, if it is known."""
         if record not in self:
             return
-        entry, folder = record.entry, record.folder
+        generation = record.outline.generation
         if record.indexed is not None:
             self._index.remove(record.indexed)
-        elif entry.generation is not None:
-            self._generations[entry.generation.key].remove(record)
-            if not self._generations[entry.generation.key]:
-                del self._generations[entry.generation.key]
-        del self._by_entry[id(entry)], self._places[folder][record.name]
-        if not self._places[folder]:
-            del self._places[folder]
-        self.nbytes -= record.header.size
+        elif generation is not None:
+            self._generations[generation.key].remove(record)
+            if not self._generations[generation.key]:
+                del self._generations[generation.key]
+        del self._records[record], self._places[record.folder][record.name]
+        if not self._places[record.folder]:
+            del self._places[record.folder]
+        if record._header is not None:
+            self._by_entry.pop(id(record.entry), None)
+        self.nbytes -= record.size
 
     def touch(self, record: Record, mtime_ns: int) -> None:
         record.mtime_ns = mtime_ns
@@ -106,7 +149,7 @@ class Catalog:
     def covers(self, tokens: Tokens, namespace: str) -> bool:
         return self._index.covers(namespace, tokens)
 
-    def replaced_by(self, entry: Entry) -> list[Record]:
+    def replaced_by(self, entry: Outline) -> list[Record]:
         """What a newcomer makes needless: its duplicates, and strict prefixes that it serves.
 
         Of an unfinished generation, its earlier checkpoints.
@@ -126,12 +169,12 @@ class Catalog:
         usable = [
             record
             for record in self._generations.get(key, ())
-            if (generation := record.entry.generation) is not None
+            if (generation := record.outline.generation) is not None
             and generation.namespace == namespace
-            and generation.prompt_tokens == count < len(record.entry.tokens)
-            and np.array_equal(record.entry.tokens[:count], prompt)
+            and generation.prompt_tokens == count < len(record.outline.tokens)
+            and np.array_equal(record.outline.tokens[:count], prompt)
         ]
-        return max(usable, key=lambda record: len(record.entry.tokens), default=None)
+        return max(usable, key=lambda record: len(record.outline.tokens), default=None)
 
     def by_age(self) -> list[tuple[int, str, Record]]:
         """All records as a heap, the one unused for longest on top."""

@@ -86,14 +86,17 @@ class Files:
         os.lseek(file, offset, os.SEEK_SET)
         return os.readv(file, [into])
 
-    def read_ahead(self, file: Descriptor, offset: int, count: int) -> None:
-        """Say what will be read soon."""
-        if hasattr(os, "posix_fadvise"):
-            os.posix_fadvise(file, offset, count, os.POSIX_FADV_WILLNEED)
-
     def write(self, file: Descriptor, data: memoryview, offset: int) -> int:
         """Write there: how many bytes were written."""
         return os.pwrite(file, data, offset)
+
+    def write_back(self, file: Descriptor, offset: int, count: int) -> None:
+        """Begin to bring what was just written to the disk, where the system can.
+
+        Linux does that when it is told that the pages are not needed; it keeps them until then.
+        """
+        if hasattr(os, "posix_fadvise"):
+            os.posix_fadvise(file, offset, count, os.POSIX_FADV_DONTNEED)
 
     def set_mtime(self, file: Descriptor, mtime_ns: int) -> None:
         os.utime(file, ns=(mtime_ns, mtime_ns))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from xxhash import xxh3_128, xxh3_128_hexdigest
@@ -15,8 +16,9 @@ from xxhash import xxh3_128, xxh3_128_hexdigest
 from ..errors import BadInput
 from .entry import Buffer, Build, Entry, Read, RunStep, TensorSpec, at_once
 from .files import Descriptor, Files, read_all, write_all
-from .header import Origin, check, entry_of, fields_of, tensor_fields, tensors_of
+from .header import Origin, Outline, check, entry_of, fields_of, outline_of
 from .strict import MAX_PARTS, Damaged, Foreign, dump, load
+from .tensors import check_tensors, tensor_fields, tensors_of
 
 VERSION = "1"
 
@@ -37,19 +39,29 @@ DIGITS = 32
 CHUNK = 1 << 20
 """Bytes hashed while they are still in the processor's cache from being read, or to be written."""
 
+WINDOW = 8 << 20
+"""Bytes that the system is told to bring to the disk before they are synced."""
+
 FIRST_READ = 16 << 10
 """Enough for most headers in one call."""
 
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """A file's header, proven whole. `digest` is its hash, `size` the bytes of the whole file."""
+    """A file's header, proven whole.
+
+    `digest` is its hash, `text` itself as it stands in the file, `size` the bytes of the file.
+    """
 
     entry: Entry
     origin: Origin
     hashes: tuple[str, ...]
     digest: str
-    data_start: int
+    text: bytes
+
+    @property
+    def data_start(self) -> int:
+        return LENGTH_BYTES + len(self.text)
 
     @property
     def size(self) -> int:
@@ -63,13 +75,13 @@ def plan(entry: Entry, origin: Origin) -> Header:
         BadInput: the entry cannot be written.
     """
     check(entry)
-    hashes = ("0" * DIGITS,) * len(entry.tensors)
-    encoded = _encoded(entry, origin, hashes)
-    if len(encoded) - LENGTH_BYTES > MAX_HEADER_BYTES:
-        raise BadInput(f"a header of {len(encoded)} bytes; at most {MAX_HEADER_BYTES} are read")
-    if sum(map(encoded.count, b"[{,")) > MAX_PARTS:
+    check_tensors(entry.tensors)
+    planned = _header(entry, origin, ("0" * DIGITS,) * len(entry.tensors))
+    if len(planned.text) > MAX_HEADER_BYTES:
+        raise BadInput(f"a header of {len(planned.text)} bytes, of at most {MAX_HEADER_BYTES}")
+    if sum(map(planned.text.count, b"[{,")) > MAX_PARTS:
         raise BadInput(f"a header of more than {MAX_PARTS} parts is not read")
-    return Header(entry, origin, hashes, "0" * DIGITS, len(encoded))
+    return planned
 
 
 def write_entry(
@@ -89,10 +101,10 @@ def write_entry(
     for tensor in entry.tensors:
         hashes.append(_write_tensor(files, file, _fetched(tensor, read, run_step), offset))
         offset += tensor.nbytes
-    encoded = _encoded(entry, planned.origin, tuple(hashes))
-    write_all(files, file, memoryview(encoded), 0)
-    digest = bytes(encoded[LENGTH_BYTES + len(BEGIN) :][:DIGITS]).decode()
-    return Header(entry, planned.origin, tuple(hashes), digest, planned.data_start)
+    header = _header(entry, planned.origin, tuple(hashes))
+    length = len(header.text).to_bytes(LENGTH_BYTES, "little")
+    write_all(files, file, memoryview(length + header.text), 0)
+    return header
 
 
 def _write_tensor(files: Files, file: Descriptor, data: memoryview, offset: int) -> str:
@@ -102,6 +114,9 @@ def _write_tensor(files: Files, file: Descriptor, data: memoryview, offset: int)
         hash_.update(chunk)
         write_all(files, file, chunk, offset)
         offset += len(chunk)
+        if (late := offset % WINDOW) < len(chunk):
+            # The disk works while the next ones are hashed, and the sync at the end is short.
+            files.write_back(file, offset - late - WINDOW, WINDOW)
     return hash_.hexdigest()
 
 
@@ -117,16 +132,16 @@ def _fetched(tensor: TensorSpec, read: Read, run_step: RunStep) -> memoryview:
     return np.frombuffer(data, np.uint8).data if data.nbytes else memoryview(b"")
 
 
-def _encoded(entry: Entry, origin: Origin, hashes: tuple[str, ...]) -> bytes:
-    """The header with its length in front. Its size does not depend on the hashes."""
+def _header(entry: Entry, origin: Origin, hashes: tuple[str, ...]) -> Header:
+    """The header as it is written. Its size does not depend on the hashes."""
     blank = "0" * DIGITS
     fields = {"0.header_hash": blank, "0.version": VERSION, "0.tensor_hashes": " ".join(hashes)}
     metadata = {"__metadata__": fields | fields_of(entry, origin)}
     text = dump(metadata | tensor_fields(entry.tensors)).encode("ascii")
     text += b" " * (-len(text) % ALIGNMENT)
-    return len(text).to_bytes(LENGTH_BYTES, "little") + text.replace(
-        BEGIN + blank.encode(), BEGIN + xxh3_128_hexdigest(text).encode(), 1
-    )
+    digest = xxh3_128_hexdigest(text)
+    text = text.replace(BEGIN + blank.encode(), BEGIN + digest.encode(), 1)
+    return Header(entry, origin, hashes, digest, text)
 
 
 def read_header(files: Files, file: Descriptor, size: int, codec: str | None = None) -> Header:
@@ -139,6 +154,11 @@ def read_header(files: Files, file: Descriptor, size: int, codec: str | None = N
         Foreign: the header is whole, but of another version or codec.
         OSError: a call failed.
     """
+    return parse(read_text(files, file, size), size, codec)
+
+
+def read_text(files: Files, file: Descriptor, size: int) -> bytes:
+    """What stands behind a header's length, not looked into; see `read_header`."""
     head = bytearray(min(size, FIRST_READ))
     whole = read_all(files, file, memoryview(head), 0)
     length = int.from_bytes(head[:LENGTH_BYTES], "little")
@@ -150,35 +170,65 @@ def read_header(files: Files, file: Descriptor, size: int, codec: str | None = N
         head += bytes(data_start - read)
         if not read_all(files, file, memoryview(head)[read:], read):
             raise Damaged("the file ends inside its header")
-    return parse(bytes(memoryview(head)[LENGTH_BYTES:data_start]), size, codec)
+    return bytes(memoryview(head)[LENGTH_BYTES:data_start])
 
 
-def parse(header: bytes, size: int, codec: str | None = None) -> Header:
-    """Validate a header, that is what stands behind its length; see `read_header`."""
-    body = len(BEGIN) + DIGITS
-    digest = header[len(BEGIN) : body]
-    hash_ = xxh3_128(BEGIN + b"0" * DIGITS)
-    hash_.update(memoryview(header)[body:])
-    if not header.startswith(BEGIN) or digest != hash_.hexdigest().encode():
-        raise Damaged("the header is not what was written")
-    try:
-        fields = load(header.decode("ascii"))
-    except UnicodeDecodeError:
-        raise Damaged("the header is not ASCII") from None
-    metadata = fields.pop("__metadata__")
-    if not all(type(value) is str for value in metadata.values()):
-        raise Damaged("metadata that is not text")
-    if metadata.pop("0.header_hash") != digest.decode():
-        raise Damaged("a header hash of another length")
-    if metadata.pop("0.version", None) != VERSION:
-        raise Foreign(f"another version of the format than {VERSION}")
+def parse(text: bytes, size: int, codec: str | None = None) -> Header:
+    """Validate a header's text; see `read_header`."""
+    digest = _proven(text)
+    fields, metadata = _fields(text, digest, unique=True)
     hashes = metadata.pop("0.tensor_hashes", "").split()
-    data_start = LENGTH_BYTES + len(header)
+    data_start = LENGTH_BYTES + len(text)
     tensors = tensors_of(fields, size - data_start)
     entry, origin = entry_of(metadata, tensors, codec)
     if list(map(len, hashes)) != [DIGITS] * len(tensors):
         raise Damaged(f"{len(hashes)} hashes for {len(tensors)} tensors, or too short ones")
-    return Header(entry, origin, tuple(hashes), digest.decode(), data_start)
+    return Header(entry, origin, tuple(hashes), digest, text)
+
+
+def outline(text: bytes, size: int, codec: str | None = None) -> tuple[Outline, str]:
+    """A header's outline and hash, and no more of the same than tells a file from a damaged one.
+
+    What an attacker may have put into the rest `parse` finds.
+    """
+    digest = _proven(text)
+    fields, metadata = _fields(text, digest, unique=False)
+    found = outline_of(metadata, codec)
+    try:
+        last = next(reversed(fields.values()), {"data_offsets": [0, 0]})
+        end = LENGTH_BYTES + len(text) + last["data_offsets"][1]
+    except (TypeError, LookupError):
+        raise Damaged("a last tensor without an end") from None
+    if end != size:
+        raise Damaged(f"tensors up to {end} in a file of {size} bytes")
+    return found, digest
+
+
+def _proven(text: bytes) -> str:
+    """The hash in a header, if it is the header's."""
+    body = len(BEGIN) + DIGITS
+    digest = text[len(BEGIN) : body]
+    hash_ = xxh3_128(BEGIN + b"0" * DIGITS)
+    hash_.update(memoryview(text)[body:])
+    if not text.startswith(BEGIN) or digest != hash_.hexdigest().encode():
+        raise Damaged("the header is not what was written")
+    return digest.decode()
+
+
+def _fields(text: bytes, digest: str, *, unique: bool) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The tensors and the metadata of a proven header of our version."""
+    try:
+        fields = load(text.decode("ascii"), unique=unique)
+    except UnicodeDecodeError:
+        raise Damaged("the header is not ASCII") from None
+    metadata = fields.pop("__metadata__")
+    if not isinstance(metadata, dict) or metadata.pop("0.header_hash", None) != digest:
+        raise Damaged("a header hash of another length, or metadata after it")
+    if not {str}.issuperset(map(type, metadata.values())):
+        raise Damaged("metadata that is not text")
+    if metadata.pop("0.version", None) != VERSION:
+        raise Foreign(f"another version of the format than {VERSION}")
+    return fields, metadata
 
 
 def read_tensors(

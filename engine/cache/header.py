@@ -6,7 +6,7 @@ in them is looked up anywhere: they become numbers, strings and the dtypes of `I
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,21 +14,28 @@ import numpy as np
 
 from ..errors import BadInput
 from .entry import (
-    ITEM_BYTES,
     AttachmentHeader,
     Entry,
     Generation,
     Identity,
     Reuse,
     TensorSpec,
+    Tokens,
 )
 from .strict import Damaged, Foreign, decimal, dump, items_of, load, object_of, packed, unpacked
-
-MAX_DIMENSIONS = 32
-MAX_LENGTH = 2**31 - 1
-"""Of a dimension: mlx counts in int32."""
+from .tensors import MAX_LENGTH
 
 GENERATION = "__generation_checkpoint__:"
+
+_REUSE = {"trimmable": bool, "minimum": int}
+
+_KNOWN = {
+    f"0.{key}"
+    for key in (
+        *("created", "model", "fingerprint", "tokenizer", "codec", "namespace"),
+        *("tokens", "layout", "reuse", "attachments", "generation"),
+    )
+}
 
 OURS = "0."
 FOREIGN = ("1.", "2.")
@@ -49,32 +56,13 @@ def generation_namespace(key: str) -> str:
 
 
 def check(entry: Entry) -> None:
-    """What holds for every entry.
+    """What holds for every entry, beside `check_tensors`.
 
     Raises:
         BadInput: it does not.
     """
-    tokens = entry.tokens
-    if tokens.dtype != np.int32 or tokens.ndim != 1 or len(tokens) == 0:
-        raise BadInput(f"tokens must be int32 [N >= 1], got {tokens.dtype} {list(tokens.shape)}")
-    if not 0 <= entry.reuse.minimum <= MAX_LENGTH:
-        raise BadInput(f"a minimum of {entry.reuse.minimum} tokens is not within 0..{MAX_LENGTH}")
+    check_outline(entry)
     names = {tensor.name for tensor in entry.tensors}
-    if len(names) < len(entry.tensors):
-        raise BadInput("two tensors of one name")
-    if names & {"", "__metadata__"}:
-        raise BadInput("a tensor must have a name, and not __metadata__")
-    for tensor in entry.tensors:
-        if tensor.dtype not in ITEM_BYTES:
-            raise BadInput(
-                f"{tensor.name}: dtype {tensor.dtype} is none of {', '.join(ITEM_BYTES)}"
-            )
-        shape = tensor.shape
-        if len(shape) > MAX_DIMENSIONS or not all(0 <= n <= MAX_LENGTH for n in shape):
-            raise BadInput(
-                f"{tensor.name}: a shape has at most {MAX_DIMENSIONS} dimensions "
-                f"within 0..{MAX_LENGTH}, got {list(shape[: MAX_DIMENSIONS + 1])}"
-            )
     attached = [name for attachment in entry.attachments for name in attachment.tensors]
     if len(set(attached)) < len(attached) or not names.issuperset(attached):
         raise BadInput("an attachment must name tensors of the entry, each once")
@@ -82,12 +70,21 @@ def check(entry: Entry) -> None:
         raise BadInput("an entry with attachments stands for one boundary and is not trimmable")
     if bad := [key for key in entry.foreign if not key.startswith(FOREIGN)]:
         raise BadInput(f"mlx-lm reads no metadata {bad[0]!r}, only 1.* and 2.*")
-    _check_namespace(entry)
     _check_text(_texts(entry))
 
 
-def _check_namespace(entry: Entry) -> None:
-    generation, namespace = entry.generation, entry.namespace
+def check_outline(entry: Entry | Outline) -> None:
+    """What holds for the outline of every entry.
+
+    Raises:
+        BadInput: it does not.
+    """
+    tokens, namespace, generation = entry.tokens, entry.namespace, entry.generation
+    if tokens.dtype != np.int32 or tokens.ndim != 1 or len(tokens) == 0:
+        raise BadInput(f"tokens must be int32 [N >= 1], got {tokens.dtype} {list(tokens.shape)}")
+    if not 0 <= entry.reuse.minimum <= MAX_LENGTH:
+        raise BadInput(f"a minimum of {entry.reuse.minimum} tokens is not within 0..{MAX_LENGTH}")
+    _check_text([namespace])
     if generation is None:
         if namespace.startswith(GENERATION):
             raise BadInput(f"namespace {namespace!r} is for generation checkpoints")
@@ -95,24 +92,23 @@ def _check_namespace(entry: Entry) -> None:
         raise BadInput(f"namespace {namespace!r} is not that of generation {generation.key!r}")
 
 
-def _texts(entry: Entry) -> Iterable[str]:
-    yield from (entry.namespace, entry.codec, *entry.layout)
-    yield from (tensor.name for tensor in entry.tensors)
+def _texts(entry: Entry) -> list[str]:
+    texts = [entry.namespace, entry.codec, *entry.layout, *entry.foreign, *entry.foreign.values()]
+    texts += [tensor.name for tensor in entry.tensors]
     for attachment in entry.attachments:
-        yield attachment.schema
-        for key, value in attachment.metadata.items():
-            yield from (key, str(value))
+        texts += [attachment.schema, *attachment.metadata, *map(str, attachment.metadata.values())]
     if entry.generation is not None:
         generation = entry.generation
-        yield from (generation.key, generation.namespace, generation.journal)
-    for key, value in entry.foreign.items():
-        yield from (key, value)
+        texts += [generation.key, generation.namespace, generation.journal]
+    return texts
 
 
-def _check_text(texts: Iterable[str]) -> None:
+def _check_text(texts: list[str]) -> None:
+    if "".join(texts).isascii():
+        return
     for text in texts:
         try:
-            text.isascii() or text.encode()
+            text.encode()
         except UnicodeEncodeError:
             raise BadInput(f"{text!r} is not Unicode text") from None
 
@@ -160,48 +156,80 @@ def _generation_fields(generation: Generation) -> dict[str, Any]:
     }
 
 
-def entry_of(
-    fields: Mapping[str, str], tensors: tuple[TensorSpec, ...], codec: str | None
-) -> tuple[Entry, Origin]:
-    """What `fields_of` was given. Entries of other codecs than `codec` are not looked into.
+@dataclass(frozen=True, slots=True)
+class Outline:
+    """What is asked of every entry, and all that a scan looks at."""
+
+    origin: Origin
+    codec: str
+    namespace: str
+    tokens: Tokens
+    reuse: Reuse
+    generation: Generation | None
+
+
+def outline_of(fields: Mapping[str, str], codec: str | None) -> Outline:
+    """Part of what `fields_of` was given. Entries of other codecs than `codec` are not looked into.
 
     Raises:
         Damaged: it was given something else.
         Foreign: they are of another codec.
     """
-    ours = {key[len(OURS) :]: value for key, value in fields.items() if key.startswith(OURS)}
-    foreign = {key: value for key, value in fields.items() if not key.startswith(OURS)}
-    take = ours.pop
     try:
-        if codec is not None and ours["codec"] != codec:
-            raise Foreign(f"written by codec {ours['codec']!r}, not {codec!r}")
-        origin = Origin(
-            Identity(take("model"), take("fingerprint"), take("tokenizer")),
-            decimal(take("created")),
+        if codec is not None and codec != fields["0.codec"]:
+            raise Foreign(f"written by codec {fields['0.codec']!r}, not {codec!r}")
+        generation = fields.get("0.generation")
+        outline = Outline(
+            Origin(
+                Identity(fields["0.model"], fields["0.fingerprint"], fields["0.tokenizer"]),
+                decimal(fields["0.created"]),
+            ),
+            fields["0.codec"],
+            fields["0.namespace"],
+            unpacked(fields["0.tokens"]),
+            Reuse(**object_of(load(fields["0.reuse"]), _REUSE)),
+            None if generation is None else _generation_of(load(generation)),
         )
-        reuse = object_of(load(take("reuse")), {"trimmable": bool, "minimum": int})
-        attachments = items_of(load(ours.pop("attachments", "[]")), dict)
-        generation = load(ours.pop("generation", "null"))
+        identity = outline.origin.identity
+        _check_text([identity.model, identity.fingerprint, identity.tokenizer, outline.codec])
+        check_outline(outline)
+    except KeyError as error:
+        raise Damaged(f"field {error.args[0]!r} is missing") from None
+    except BadInput as error:
+        raise Damaged(str(error)) from None
+    return outline
+
+
+def entry_of(
+    fields: Mapping[str, str], tensors: tuple[TensorSpec, ...], codec: str | None
+) -> tuple[Entry, Origin]:
+    """All that `fields_of` was given; see `outline_of`."""
+    outline = outline_of(fields, codec)
+    foreign = {key: value for key, value in fields.items() if not key.startswith(OURS)}
+    if unknown := fields.keys() - foreign.keys() - _KNOWN:
+        raise Damaged(f"unknown field {min(unknown)!r}")
+    try:
         entry = Entry(
-            namespace=take("namespace"),
-            tokens=unpacked(take("tokens")),
-            codec=take("codec"),
-            layout=items_of(load(take("layout")), str),
-            reuse=Reuse(**reuse),
+            namespace=outline.namespace,
+            tokens=outline.tokens,
+            codec=outline.codec,
+            layout=items_of(load(fields["0.layout"]), str),
+            reuse=outline.reuse,
             tensors=tensors,
-            attachments=tuple(map(_attachment_of, attachments)),
-            generation=None if generation is None else _generation_of(generation),
+            attachments=_attachments_of(load(fields.get("0.attachments", "[]"))),
+            generation=outline.generation,
             foreign=foreign,
         )
-        _check_text([origin.identity.model, origin.identity.fingerprint, origin.identity.tokenizer])
         check(entry)
     except KeyError as error:
         raise Damaged(f"field {error.args[0]!r} is missing") from None
     except BadInput as error:
         raise Damaged(str(error)) from None
-    if ours:
-        raise Damaged(f"unknown field {next(iter(ours))!r}")
-    return entry, origin
+    return entry, outline.origin
+
+
+def _attachments_of(values: Any) -> tuple[AttachmentHeader, ...]:
+    return tuple(map(_attachment_of, items_of(values, dict)))
 
 
 def _attachment_of(value: Any) -> AttachmentHeader:
@@ -228,41 +256,3 @@ def _generation_of(value: Any) -> Generation:
     fields = object_of(value, kinds)
     fields["generated"] = tuple(unpacked(fields["generated"]).tolist())
     return Generation(**fields, rng=None if rng is None else items_of(rng, int))
-
-
-def tensor_fields(tensors: Sequence[TensorSpec]) -> dict[str, Any]:
-    """The tensors as safetensors lists them: their bytes follow each other, in order."""
-    fields, end = {}, 0
-    for tensor in tensors:
-        begin, end = end, end + tensor.nbytes
-        fields[tensor.name] = {
-            "dtype": tensor.dtype,
-            "shape": tensor.shape,
-            "data_offsets": [begin, end],
-        }
-    return fields
-
-
-def tensors_of(fields: Mapping[str, Any], nbytes: int) -> tuple[TensorSpec, ...]:
-    """What `tensor_fields` was given; all of them are `nbytes`.
-
-    Raises:
-        Damaged: it was given something else.
-    """
-    tensors, end = [], 0
-    for name, value in fields.items():
-        found = object_of(value, {"dtype": str, "shape": list, "data_offsets": list})
-        shape = items_of(found["shape"], int)
-        if found["dtype"] not in ITEM_BYTES:
-            raise Damaged(f"{name[:80]}: dtype {found['dtype'][:40]!r}")
-        # Before they are multiplied; `check` looks at the shape itself.
-        if len(shape) > MAX_DIMENSIONS:
-            raise Damaged(f"{name[:80]}: a shape of {len(shape)} dimensions")
-        tensor = TensorSpec(name, found["dtype"], shape)
-        begin, end = end, end + tensor.nbytes
-        if items_of(found["data_offsets"], int) != (begin, end):
-            raise Damaged(f"{name[:80]}: its bytes are not at {begin}..{end}")
-        tensors.append(tensor)
-    if end != nbytes:
-        raise Damaged(f"{nbytes} bytes of tensors, where they are {end}")
-    return tuple(tensors)

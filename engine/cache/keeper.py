@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from .catalog import Catalog, Record
 from .entry import Identity
 from .files import Descriptor, closing
-from .format import Header, read_header
+from .format import Header, read_text
 from .header import generation_namespace
 from .shelf import Shelf, Temporary, folder_of
 from .strict import Damaged, Foreign
@@ -88,13 +88,14 @@ class Keeper:
 
     def publish(self, temporary: Temporary, header: Header, mtime_ns: int) -> None:
         """Give a synced file its name, then remove what it makes needless and what is too much."""
+        record = Record.of(header.text, header.size, "", mtime_ns, self.codec)
         with self.disk:
             self.scan()
             # Before our own name is there: of two who store at once one does not see the other, and
             # they cannot both remove each other's.
             with self.lock:
-                replaced = self.catalog.replaced_by(header.entry)
-            record = Record(header, temporary.publish(), mtime_ns)
+                replaced = self.catalog.replaced_by(record.outline)
+            record.name = temporary.publish()
             with self.lock:
                 self.catalog.add(record)
                 self._counts["stored"] += 1
@@ -184,13 +185,13 @@ class Keeper:
         status = self.files.status(file)
         if not status.regular:
             raise Gone(f"{name} is no regular file any more")
-        header = read_header(self.files, file, status.size, self.codec)
-        ours, theirs = self.identity, header.origin.identity
+        text = read_text(self.files, file, status.size)
+        record = Record.of(text, status.size, name, status.mtime_ns, self.codec)
+        ours, theirs = self.identity, record.outline.origin.identity
         if (theirs.fingerprint, theirs.tokenizer) != (ours.fingerprint, ours.tokenizer):
             raise Damaged(f"computed by {theirs}")
-        record = Record(header, name, status.mtime_ns)
         if record.folder != folder:
-            raise Damaged(f"of namespace {header.entry.namespace!r}, in another's folder")
+            raise Damaged(f"of namespace {record.outline.namespace!r}, in another's folder")
         return record
 
     def evict(self, newcomer: Record | None) -> None:
@@ -265,7 +266,7 @@ class Keeper:
         with self.lock:
             if old in self.catalog:
                 self.catalog.remove(old)
-                self.catalog.add(new)
+                self.catalog.add(new, newest=False)
 
 
 def is_gone(error: Exception) -> bool:

@@ -95,7 +95,6 @@ class SpillQueue(Generic[T]):
             except Exception as error:
                 log.warning("an evicted entry could not be written: %s", error)
             finally:
-                del item
                 with self._lock:
                     self._nbytes -= self._in_flight
                     self._in_flight = None

@@ -15,7 +15,7 @@ import os
 import re
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 from ..errors import BadInput
@@ -76,9 +76,22 @@ class Store:
 
     def find(self, tokens: Tokens, namespace: str) -> Found | None:
         """The entry that serves most of `tokens`, all but the last one at most."""
-        with self._lock:
-            found = self._catalog.longest(tokens, namespace)
-        return None if found is None else Found(found[0].entry, found[1])
+        return self._whole(lambda: self._catalog.longest(tokens, namespace))
+
+    def _whole(self, look: Callable[[], tuple[Record, int] | None]) -> Found | None:
+        """What a look finds first that is an entry in all its parts."""
+        while True:
+            with self._lock:
+                if (found := look()) is None:
+                    return None
+                record, count = found
+                try:
+                    return Found(self._catalog.entry_of(record), count)
+                except Damaged as error:
+                    why = error
+            # No accident: someone has written it so, with the right hash.
+            self._keeper.remove_damaged(record.folder, record.name, why)
+            self._keeper.forget(record)
 
     def has_durable_prefix(self, tokens: Tokens, namespace: str) -> bool:
         """Whether some entry serves all of `tokens`."""
@@ -87,9 +100,13 @@ class Store:
 
     def find_generation_checkpoint(self, prompt: Tokens, key: str, namespace: str) -> Entry | None:
         """The longest state of the unfinished generation `key`, which began with `prompt`."""
-        with self._lock:
+
+        def look() -> tuple[Record, int] | None:
             record = self._catalog.generation(prompt, key, namespace)
-        return None if record is None else record.entry
+            return None if record is None else (record, len(record.outline.tokens))
+
+        found = self._whole(look)
+        return None if found is None else found.entry
 
     def restore(self, entry: Entry, build: Build) -> bool:
         """Read a found entry's tensors. If False, what `build` was given is to be forgotten.
@@ -110,7 +127,7 @@ class Store:
                 closing(self._files, self._files.open(record.name, at)) as file,
             ):
                 now = self._keeper.record(record.folder, record.name, file)
-                if now.header.digest != record.header.digest:
+                if now.digest != record.digest:
                     self._keeper.replace(record, now)
                     return False
                 read_tensors(self._files, file, record.header, build, verify=self._verify)
@@ -152,8 +169,6 @@ class Store:
     def _put(self, entry: Entry, read: Read, run_step: RunStep) -> bool:
         if entry.codec != self.codec:
             raise BadInput(f"an entry of codec {entry.codec!r} in a store of {self.codec!r}")
-        # A value of our own: records are told apart by it, whatever the caller does with theirs.
-        entry = replace(entry, tokens=entry.tokens.copy())
         planned = plan(entry, Origin(self.identity, self._clock() // 1_000_000_000))
         if planned.size > self.cap_bytes:
             self._keeper.count("too_large")

@@ -114,19 +114,14 @@ def parse_word(word: str) -> Held:
     return Held(kind, numbers, ())
 
 
-def with_arrays(held: Held, arrays: Iterator[mx.array]) -> Held:
-    """The same with its share of the arrays, which are taken from the iterator.
+def number_of_arrays(held: Held) -> int:
+    """How many arrays belong to a cache's numbers."""
+    return _form(held.kind).number_of_arrays(held.numbers)
 
-    Raises:
-        BadInput: there are too few.
-    """
-    wanted = _form(held.kind).number_of_arrays(held.numbers)
-    own = tuple(islice(arrays, wanted))
-    if len(own) < wanted:
-        raise BadInput(
-            f"a checkpoint holds {len(own)} of {wanted} arrays, too few, for {held.word}"
-        )
-    return replace(held, arrays=own)
+
+def with_arrays(held: Held, arrays: Iterator[mx.array]) -> Held:
+    """The same with its share of the arrays, which are taken from the iterator."""
+    return replace(held, arrays=tuple(islice(arrays, number_of_arrays(held))))
 
 
 def parse(words: Sequence[str], arrays: Sequence[mx.array]) -> list[Held]:
@@ -135,11 +130,11 @@ def parse(words: Sequence[str], arrays: Sequence[mx.array]) -> list[Held]:
     Raises:
         BadInput: a word is malformed, or there are too few or too many arrays.
     """
-    left = iter(arrays)
-    found = [with_arrays(parse_word(word), left) for word in words]
-    if list(left):
-        raise BadInput(f"checkpoint holds {len(arrays)} arrays, too many")
-    return found
+    bare, left = [parse_word(word) for word in words], iter(arrays)
+    if (wanted := sum(map(number_of_arrays, bare))) != len(arrays):
+        size = "few" if len(arrays) < wanted else "many"
+        raise BadInput(f"checkpoint holds {len(arrays)} arrays, too {size}: {wanted} are expected")
+    return [with_arrays(held, left) for held in bare]
 
 
 def require_position(held: Held, tokens: int) -> None:

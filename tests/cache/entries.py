@@ -58,7 +58,9 @@ def attached(tokens: Sequence[int] = (1, 2, 3), namespace: str = "plain") -> Ent
 def unfinished(key: str = "k", prompt: int = 2, tokens: Sequence[int] = (1, 2, 3)) -> Entry:
     """A generation that was interrupted behind a prompt of `prompt` of these tokens."""
     generated = (*tokens[prompt:], 9)
-    generation = Generation(key, "plain", prompt, generated, 9, -5, True, (1, 2**32 - 1))
+    generation = Generation(
+        key, "plain", prompt, generated, 9, -5, True, (1, 2**32 - 1), "a journal"
+    )
     return an_entry(tokens, generation_namespace(key), reuse=Reuse(False), generation=generation)
 
 

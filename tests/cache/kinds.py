@@ -7,6 +7,7 @@ from functools import cache
 from typing import Any
 
 import mlx.core as mx
+from mlx.nn.layers.base import Module
 from mlx_lm.models.cache import ConcatenateKVCache
 
 from engine import Target
@@ -35,12 +36,17 @@ KINDS = (
 )
 
 
-class Concatenating:
+class Concatenating(Module):
     """A model on caches that keep exactly what they were given."""
 
     def __init__(self, model: Any) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
         self.model = model
-        self.layers = model.layers
+
+    @property
+    def layers(self) -> list[Any]:
+        layers: list[Any] = self.model.layers
+        return layers
 
     def make_cache(self) -> list[Any]:
         return [ConcatenateKVCache() for _ in self.layers]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 import threading
+import time
 from pathlib import Path
 
 from hypothesis import strategies as st
@@ -172,7 +173,10 @@ def test_a_flush_ends_in_time_and_says_what_is_pending(tmp_path: Path) -> None:
     memory.seconds_a_read = 1.0
     assert memory.durability.flush(timeout_s=5) == FlushReport(False, 2, 0, 2, 0, 0, 5.0)
     assert sorted(p.suffix for p in tmp_path.rglob("*") if p.is_file()) == [".safetensors"] * 2
+    assert memory.writes == [[0, 0], [1, 1], [2, 2]]
     assert memory.durability.flush(timeout_s=0) == report(False, pending=2)
+    memory.evict(3, 3)
+    assert memory.durability.flush(timeout_s=0) == report(False, pending=3)
     memory.seconds_a_read = 0
     memory.now = 100
     assert memory.durability.flush(timeout_s=5) == report(True, 2)
@@ -190,7 +194,9 @@ def test_a_flush_does_not_wait_for_ever_for_a_writer_that_hangs() -> None:
     writer = threading.Thread(target=durability.step)
     writer.start()
     assert begun.wait(10)
+    asked = time.monotonic()
     assert not durability.step()
+    assert time.monotonic() - asked < 5
     late = durability.flush(timeout_s=0.05)
     assert (late.durable, late.pending) == (False, 1)
     go_on.set()
@@ -226,6 +232,14 @@ def test_only_so_many_records_are_remembered(tmp_path: Path) -> None:
     assert memory.durability.dirty == 3
     assert memory.durability.flush() == report(False, 3, dropped=2)
     assert memory.durability.flush() == report(True)
+
+
+def test_what_was_scheduled_again_is_not_the_first_to_be_given_up(tmp_path: Path) -> None:
+    memory = Memory(tmp_path, max_records=2)
+    for number in (1, 2, 1, 3):
+        memory.keep(number)
+    assert memory.durability.flush() == report(False, 2, dropped=1)
+    assert memory.writes == [[1], [3]]
 
 
 class DurabilityMachine(RuleBasedStateMachine):

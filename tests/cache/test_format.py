@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import struct
 import time
@@ -25,7 +26,8 @@ from engine.cache.format import (
     BEGIN,
     DIGITS,
     MAX_HEADER_BYTES,
-    _encoded,
+    _header,
+    outline,
     parse,
     plan,
     read_header,
@@ -166,7 +168,7 @@ def fields_of(entry: Entry) -> dict[str, Any]:
 
 
 def rehashed_header(entry: Entry) -> bytes:
-    return _encoded(entry, ORIGIN, ("a" * DIGITS,) * len(entry.tensors))[8:]
+    return _header(entry, ORIGIN, ("a" * DIGITS,) * len(entry.tensors)).text
 
 
 def told(fields: dict[str, Any]) -> bytes:
@@ -208,10 +210,12 @@ HOSTILE = (
         "not from the start": edit("0.0", "data_offsets", to=[1, 25]),
         "offsets of booleans": edit("0.0", "data_offsets", to=[False, 24]),
         "one offset": edit("0.0", "data_offsets", to=[0]),
+        "one offset of the last": edit("0.1", "data_offsets", to=[24]),
+        "no offsets of the last": edit("0.1", "data_offsets", to=None),
         "another field": edit("0.0", "module", to="os"),
         "no tensor": edit("0.1", to=None),
         "one more tensor": edit("0.2", to={"dtype": "I8", "shape": [1], "data_offsets": [25, 26]}),
-        "an empty name": edit("", to={"dtype": "I8", "shape": [0], "data_offsets": [25, 25]}),
+        "an empty name": lambda fields: fields.update({"": fields.pop("0.1")}),
         "tensor that is no object": edit("0.1", to=7),
         "metadata that is no text": edit("__metadata__", "0.model", to=7),
         "our field that nobody knows": edit("__metadata__", "0.class", to="os.system"),
@@ -274,6 +278,8 @@ def test_a_header_that_says_what_we_never_write_is_damaged(what: str) -> None:
     HOSTILE[what](fields)
     started = time.process_time()
     assert refuses(told(fields))
+    with contextlib.suppress(Damaged):
+        outline(told(fields), 8 + len(told(fields)) + 25)
     assert time.process_time() - started < 1
 
 
@@ -322,6 +328,28 @@ def read_small(path: Path) -> None:
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak < 200_000
+
+
+@pytest.mark.parametrize("entry", ALL_KINDS)
+def test_an_outline_is_part_of_the_entry(entry: Entry) -> None:
+    planned = plan(entry, ORIGIN)
+    found, digest = outline(planned.text, planned.size, CODEC)
+    assert digest == planned.digest
+    assert (found.origin, found.codec, found.namespace) == (ORIGIN, CODEC, entry.namespace)
+    assert found.tokens.tolist() == entry.tokens.tolist()
+    assert (found.reuse, found.generation) == (entry.reuse, entry.generation)
+    for size in (planned.size - 1, planned.size + 1):
+        with pytest.raises(Damaged, match="tensors up to"):
+            outline(planned.text, size)
+
+
+def test_an_outline_is_of_a_proven_header_of_text() -> None:
+    begin = BEGIN + b"0" * DIGITS
+    for header in (b'","a":7}}', b'"},"__metadata__":[]}', b'","0.version":"1"},"a":[]}', b'"}'):
+        with pytest.raises(Damaged):
+            outline(rehashed(begin + header), 100)
+    with pytest.raises(Damaged, match="not what was written"):
+        outline(begin + b'"}}', 100)
 
 
 def test_other_versions_and_codecs_are_foreign_and_not_damaged() -> None:

@@ -14,6 +14,7 @@ CORE = (
     "prefixes",
     "files",
     "strict",
+    "tensors",
     "header",
     "format",
     "catalog",

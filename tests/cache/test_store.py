@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from xxhash import xxh3_128_hexdigest
 
 from engine import BadInput
 from engine.cache.entry import Entry, Identity, Reuse, RunStep, Step, TensorSpec, at_once
@@ -317,6 +318,47 @@ def test_what_another_model_computed_is_never_used(tmp_path: Path, identity: Ide
     store = a_store(tmp_path)
     assert not holds(store, an_entry())
     assert store.counts.damaged == 1
+
+
+def forge(path: Path, entry: Entry, old: bytes, new: bytes) -> None:
+    """An entry's file with something else in its header, and the right hash of that."""
+    header = plan(entry, ORIGIN)
+    text = header.text.replace(old, new).replace(header.digest.encode(), b"0" * 32)
+    text = text.replace(b"0" * 32, xxh3_128_hexdigest(text).encode(), 1)
+    folder = path / IDENTITY.fingerprint / folder_of(entry.namespace)
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / ("0" * 32 + ".mlxkv.safetensors")
+    file.write_bytes(len(text).to_bytes(8, "little") + text + bytes(entry.nbytes))
+
+
+def test_a_namespace_that_is_no_text_is_damage_and_does_not_stop_a_start(tmp_path: Path) -> None:
+    forge(tmp_path, an_entry(namespace="plain"), b'"plain"', b'"\\ud800"')
+    store = a_store(tmp_path)
+    assert (store.counts.entries, store.counts.damaged) == (0, 1)
+
+
+def test_the_disk_begins_to_work_before_the_sync(tmp_path: Path) -> None:
+    watch, window = Watch(), 8 << 20
+    store = a_store(tmp_path, files=watch.files())
+    tensors = [
+        TensorSpec(f"0.{n}", "U8", (size,)) for n, size in enumerate([10, 19 << 20, 7 << 20])
+    ]
+    assert put(store, an_entry(tensors=tensors))
+    told = [arguments[1:] for name, arguments, _ in watch.log if name == "write_back"]
+    assert told == [(0, window), (window, window), (2 * window, window)]
+
+
+def test_a_header_that_was_forged_is_found_out_when_its_entry_is_asked_for(tmp_path: Path) -> None:
+    """Law `damage`: a scan looks at outlines only, and what is handed out is looked at whole."""
+    store = a_store(tmp_path)
+    for entry in (an_entry([1, 2, 3]), unfinished("k", 2, [1, 2, 3])):
+        forge(tmp_path, entry, b'"0.layout":', b'"0.layers":')
+    store.rescan()
+    assert (store.counts.entries, store.counts.damaged) == (2, 0)
+    assert store.find(ids([1, 2, 3, 4]), "plain") is None
+    assert store.find_generation_checkpoint(ids([1, 2]), "k", "plain") is None
+    assert (store.counts.entries, store.counts.damaged) == (0, 2)
+    assert files_in(tmp_path) == []
 
 
 def test_a_file_in_another_namespaces_folder_is_removed(tmp_path: Path) -> None:

@@ -137,7 +137,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     def entries(self) -> list[Entry]:
         """All that the store knows, as it hands them out."""
-        return [record.entry for record in self.store._catalog]
+        return [self.store._catalog.entry_of(record) for record in self.store._catalog]
 
     def age(self, entry: Entry) -> int:
         return self.kept.index(self.known(entry))
@@ -163,6 +163,7 @@ class StoreMachine(RuleBasedStateMachine):
         files = list(self.path.rglob("*.safetensors*"))
         counts = self.store.counts
         assert counts.entries == len(self.kept) == len(files)
+        assert len(self.store._catalog._by_entry) <= len(self.kept)
         assert counts.nbytes == sum(kept.size for kept in self.kept) <= CAP
         assert counts.nbytes == sum(file.stat().st_size for file in files)
 

@@ -185,8 +185,8 @@ ENGINE = (
     EngineMutant(
         "log-probabilities of the position before",
         "engine/rounds.py",
-        "        return Flight(draft, samples, chosen)\n",
-        "        return Flight(draft, samples, mx.roll(chosen, 1, axis=1))\n",
+        "        return Flight(draft, samples, chosen, chains)\n",
+        "        return Flight(draft, samples, mx.roll(chosen, 1, axis=1), chains)\n",
         GREEDY_3,
         says=("position ", "logprob"),
     ),
@@ -215,8 +215,8 @@ ENGINE = (
     EngineMutant(
         "rows swap their random keys when one leaves",
         "engine/rounds.py",
-        "            self._sampling.selected(keep),\n            [self.rows",
-        "            self._sampling.selected(keep[::-1]),\n            [self.rows",
+        "            self.sampling.selected(keep),\n            [self.rows",
+        "            self.sampling.selected(keep[::-1]),\n            [self.rows",
         GROUP.format("top-p", "counting"),
     ),
     EngineMutant(
@@ -474,8 +474,8 @@ LAWS = (
     LawMutant(
         "a window runs past the start of quantization",
         "engine/rounds.py",
-        "min(self._depth, row.remaining, self._depth if longest is None else longest - 1)",
-        "min(self._depth, row.remaining)",
+        "min(self.depth, row.remaining, self.depth if longest is None else longest - 1)",
+        "min(self.depth, row.remaining)",
         "quantization_waits_for_what_is_kept",
     ),
     LawMutant(

@@ -17,9 +17,10 @@ from oracle.client import Client
 from oracle.inprocess import load
 from oracle.server import Server
 
-from . import checks, row_checks
+from . import checks, row_checks, tier_checks
 from .catalog import ENGINE, LAWS, TESTERS, EngineMutant, LawMutant, SuiteMutant
 from .rows import ROWS
+from .tier import TIER
 from .world import World, changed
 
 FAILURES = (AssertionError, pytest.fail.Exception, IndexError)
@@ -93,11 +94,12 @@ def test_the_right_engine_passes_the_same_cases(
         assert run_case(world, case_id, servers) == ("equal", [])
 
 
-@pytest.mark.parametrize("mutant", [*LAWS, *ROWS, *TESTERS], ids=named)
+@pytest.mark.parametrize("mutant", [*LAWS, *ROWS, *TIER, *TESTERS], ids=named)
 def test_a_wrong_law_or_tester_is_caught_by_its_check(
     mutant: LawMutant | SuiteMutant, tmp_path: Path
 ) -> None:
-    check = getattr(checks, mutant.check, None) or getattr(row_checks, mutant.check)
+    homes = (checks, row_checks, tier_checks)
+    (check,) = [found for home in homes if (found := getattr(home, mutant.check, None))]
     mutant_world = changed(tmp_path / "mutant", mutant.file, mutant.old, mutant.new)
     with mutant_world as world, pytest.raises(FAILURES):
         check(world)

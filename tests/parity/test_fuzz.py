@@ -268,6 +268,8 @@ def test_a_difference_is_reported_by_a_short_sequence(world: Mapping[str, Refere
         (["--seed", "-1"], "--seed must be between 0 and 4294967295, got -1"),
         (["--world", "nowhere"], "--world nowhere: the worlds are llama, "),
         (["--json", "/nowhere/file"], "--json /nowhere/file: its folder does not exist"),
+        (["--progress", "/nowhere/file"], "--progress /nowhere/file: its folder does not exist"),
+        (["--part", "all"], "--part all: the parts are caches, tier"),
     ],
 )
 def test_bad_options_are_one_line(

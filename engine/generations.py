@@ -1,0 +1,135 @@
+"""Generations that are interrupted, and go on as if they had not been."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import mlx.core as mx
+
+from .cache.entry import Generation
+from .cache.ssd import SSD
+from .drafters.source import DraftProvider
+from .errors import BadInput
+from .host import read
+from .kept import Start, as_tokens, captured, namespace_of, started
+from .prefill import Prompt
+from .requests import make_row_sampling
+from .resume import Journal, generation_key
+from .rounds import Rounds
+from .sampling import Greedy, RowSampling
+from .target import Target
+from .values import Request, Sampling
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Unfinished:
+    """A generation that was interrupted: where it goes on, and how it came there.
+
+    `sampling` has the seed that it began with, `samplers` are where they stood.
+    """
+
+    start: Start
+    sampling: Sampling
+    samplers: RowSampling
+    journal: Journal
+
+
+class Generations:
+    """The unfinished generations of a durable tier; without one, none is kept."""
+
+    def __init__(self, ssd: SSD | None) -> None:
+        self._ssd = ssd
+
+    def suspend(
+        self,
+        target: Target,
+        request: Request,
+        seed: int | None,
+        rounds: Rounds,
+        row: int,
+        prompt: Prompt,
+        logprobs: Sequence[float],
+    ) -> bool:
+        """Keep a generation that has begun and not ended, as it is between two rounds.
+
+        True if it can go on later, whatever happens to this process.
+        """
+        going = rounds.rows[row]
+        if self._ssd is None or going.end is not None or len(going.held) <= len(request.prompt):
+            return False
+        rounds.close()
+        try:
+            kept = captured(target, rounds.target, rounds.draft, row, going.held)
+            chain = rounds.sampling.chains[row]
+            generated = [*going.held[len(request.prompt) :], going.pending]
+            generation = Generation(
+                key=_key(target, request, rounds.depth, kept.namespace),
+                namespace=kept.namespace,
+                prompt_tokens=len(request.prompt),
+                generated=tuple(generated),
+                pending=going.pending,
+                seed=seed or 0,
+                seed_was_explicit=request.sampling.seed is not None,
+                rng=None if chain is None else tuple(read(chain)),
+                journal=Journal.of(prompt, logprobs).to_text(),
+            )
+            return self._ssd.suspend(kept, generation)
+        except Exception as error:
+            log.warning("an unfinished generation is not kept: %s", error)
+            return False
+
+    def unfinished(
+        self,
+        target: Target,
+        drafter: DraftProvider | None,
+        depth: int,
+        request: Request,
+        prompt: Prompt,
+    ) -> Unfinished | None:
+        """The generation that this request began earlier, if it was interrupted."""
+        if self._ssd is None:
+            return None
+        where = _namespace(target, drafter)
+        found = self._ssd.unfinished(
+            as_tokens(request.prompt), _key(target, request, depth, where), where
+        )
+        if found is None:
+            return None
+        kept, generation = found
+        sampling = request.sampling
+        try:
+            journal = Journal.from_text(generation.journal)
+            journal.require(prompt, kept.tokens.tolist(), generation.pending)
+            if not sampling.greedy:
+                sampling = replace(sampling, seed=generation.seed)
+            samplers = make_row_sampling(target, sampling)
+            if sampling.rng == "sequential" and not sampling.greedy:
+                if generation.rng is None:
+                    raise BadInput("a sequential generation was kept without its chain of keys")
+                samplers.chains = (mx.array(generation.rng, dtype=mx.uint32),)
+            start = started(target, drafter, samplers, kept)
+        except BadInput as error:
+            log.warning("an unfinished generation begins anew: %s", error)
+            return None
+        return Unfinished(start, sampling, samplers, journal)
+
+    def finished(
+        self, target: Target, drafter: DraftProvider | None, depth: int, request: Request
+    ) -> None:
+        """That generation has ended: nothing of it is to go on."""
+        if self._ssd is not None:
+            where = _namespace(target, drafter)
+            self._ssd.finished(_key(target, request, depth, where))
+
+
+def _namespace(target: Target, drafter: DraftProvider | None) -> str:
+    draft = None if drafter is None else drafter.open(RowSampling([Greedy()]))
+    return namespace_of(target, draft)
+
+
+def _key(target: Target, request: Request, depth: int, where: str) -> str:
+    return generation_key(request, target.eos_ids | request.stop_ids, depth, where)
