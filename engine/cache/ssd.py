@@ -59,10 +59,12 @@ class SSD:
         return None if found is None else self._restored(found.entry)
 
     def spill(self, kept: Kept) -> bool:
-        """Taken, if not written yet."""
+        """Taken, if not written yet; False if it was to be written at once and could not be."""
+        failed = self._spilled.counts.failed
         self._spilled.offer(kept, kept.nbytes)
         if self._writer is None:
-            return self._spilled.run_one(at_once)
+            self._spilled.run_one(at_once)
+            return self._spilled.counts.failed == failed
         self._writer.tell()
         return True
 

@@ -40,6 +40,9 @@ PROMPT = st.tuples(
 """Which of the latest texts that were put, how much of its front, and what follows; its namespace
 or that one."""
 
+ASK = st.sampled_from((None, 0, 1, 2))
+"""Which of the latest texts, or none."""
+
 OTHER = 7
 """What the donors of states go on with."""
 
@@ -127,13 +130,14 @@ class TierMachine(RuleBasedStateMachine):
         self._check()
 
     @precondition(lambda self: self.ours.model.ram)
-    @rule(idle=st.sampled_from((0, 0, 1, 3)), entries=st.integers(0, 2))
-    def demote(self, idle: int, entries: int) -> None:
-        """mlx-lm has no colder tier, and evicts."""
+    @rule(idle=st.sampled_from((0, 0, 1, 3)), entries=st.integers(0, 2), ask=ASK)
+    def demote(self, idle: int, entries: int, ask: int | None) -> None:
+        """mlx-lm has no colder tier, and evicts. With `ask` a text that was put is wanted again."""
         self._step("demote", f"what is idle for {idle} operations; mlx-lm keeps {entries}")
         self.ours.demote(idle)
         self.theirs.shrink(entries)
         self._check()
+        self._ask_again(ask)
 
     @precondition(lambda self: self.ours.ssd is not None and self.ours.model.ram)
     @rule(which=st.integers(0, 5), front=st.sampled_from((LONGEST, LONGEST, 5)))
@@ -145,12 +149,11 @@ class TierMachine(RuleBasedStateMachine):
         self._check()
 
     @precondition(lambda self: self.ours.model.ram and self.ours.model.cold)
-    @rule()
-    def restart(self) -> None:
-        self._step("restart", "")
-        self.ours.restart()
-        self.theirs.restart()
-        self._check()
+    @rule(ask=ASK)
+    def restart(self, ask: int | None) -> None:
+        """With `ask` a text that was put is wanted again."""
+        self._restart()
+        self._ask_again(ask)
 
     @precondition(lambda self: self.ours.model.sound)
     @rule(
@@ -167,8 +170,19 @@ class TierMachine(RuleBasedStateMachine):
         self._step("damage", f"{how} the file of {list(line.tokens)} at {place:.3f}, bit {bit}")
         self.ours.damage(line, how, place, bit)
         if ask:
-            self.restart()
+            self._restart()
             self._ask(line.namespace, (*line.tokens, 1), [], [2])
+
+    def _restart(self) -> None:
+        self._step("restart", "")
+        self.ours.restart()
+        self.theirs.restart()
+        self._check()
+
+    def _ask_again(self, which: int | None) -> None:
+        if which is not None:
+            namespace, tokens = self._asked((which, LONGEST, [], None))
+            self._ask(namespace, (*tokens, 1), [], [2])
 
     def _ask(
         self,

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from engine.cache import durability, prefixes, prompt_cache, store, stored
+from engine.cache import durability, prefixes, prompt_cache, ssd, store, stored
 from engine.cache.entry import Reuse
 from engine.state import forms
 from parity.fuzz.contracts import EXPLANATIONS, Key, Promise
@@ -131,6 +131,12 @@ def always_durable(patch: Patch) -> None:
     patch.setattr(durability.Durability, "flush", wrong)
 
 
+def always_taken(patch: Patch) -> None:
+    """What could not be written is forgotten as if it had been."""
+    right = ssd.SSD.spill
+    patch.setattr(ssd.SSD, "spill", lambda self, kept: right(self, kept) or True)
+
+
 def full_rings_cut(patch: Patch) -> None:
     right = forms.FORMS["ring"]
     wrong = {**forms.FORMS, "ring": replace(right, cut_from=lambda numbers: 1)}
@@ -147,6 +153,7 @@ def full_rings_cut(patch: Patch) -> None:
         ("llama", drafts_trimmed),
         ("llama", unverified),
         ("llama", always_durable),
+        ("llama", always_taken),
         ("limited", full_rings_cut),
     ],
 )
@@ -205,3 +212,13 @@ def test_chunks_and_namespaces_keep_every_token() -> None:
     assert packed.seen(history).tokens == tuple(t + 1 for t in tokens)
     assert packed.first(history, START).exact == START
     assert packed.first(history, START - 1).exact is None
+
+
+def test_what_is_too_large_for_the_colder_tier_stays() -> None:
+    plain = Namespace("")
+    tiers = TierList(cap=1000, cold_cap=10)
+    tiers.put(line((1, 2, 3), Reuse(trimmable=False)))
+    tiers.demote(0)
+    assert tiers.outcomes(plain, (1, 2, 3, 4)) == {("RAM", 3)}
+    assert not tiers.flush()
+    assert tiers.flush()  # what failed is said once
