@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
@@ -13,13 +14,17 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from engine import BadInput
+from engine.cache.codecs import CODEC
 from engine.cache.entry import Reuse, Tokens
 from engine.cache.prompt_cache import Cold, Hit, Kept, PromptCache, served_by
+from engine.cache.ssd import SSD
+from engine.cache.store import Store
 from engine.cache.stored import Stored
 from engine.state.checkpoint import Attachment, Checkpoint
 from engine.state.forms import Held
 from tests.engine.company import ids
 
+from .entries import IDENTITY
 from .kinds import fed, feed, held_by, restored, same_held, stored, target_for
 
 SALT = {"": 0, "adapter": 1000}
@@ -487,3 +492,14 @@ def test_a_fetched_state_is_measured_by_its_own_tokens() -> None:
     whole: Any = kept("", [1, 2, 3], "drafted")
     assert served_by(whole, as_tokens([1, 2, 3]), "") == 0
     assert served_by(whole, as_tokens([1, 2, 3, 4]), "") == 3
+
+
+def test_what_the_disk_does_not_take_stays(tmp_path: Path) -> None:
+    """`tier-agree`: demoted, it would be nowhere."""
+    store = Store(tmp_path, IDENTITY, cap_bytes=1, codec=CODEC)
+    cache = PromptCache(1000, SSD(store), clock=lambda: 0.0)
+    cache.put(as_tokens([1, 2]), "", state("", [1, 2], "any"))
+    assert cache.demote(0) == 0
+    hit = cache.take(as_tokens([1, 2, 3]), "")
+    assert hit is not None
+    check_hit(hit, "", [1, 2, 3])

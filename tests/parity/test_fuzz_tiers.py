@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from engine.cache import durability, prefixes, prompt_cache, ssd, store, stored
+from engine.cache import durability, prefixes, prompt_cache, store, stored
 from engine.cache.entry import Reuse
 from engine.state import forms
 from parity.fuzz.contracts import EXPLANATIONS, Key, Promise
@@ -131,18 +131,6 @@ def always_durable(patch: Patch) -> None:
     patch.setattr(durability.Durability, "flush", wrong)
 
 
-def always_taken(patch: Patch) -> None:
-    """What could not be written is forgotten as if it had been."""
-    right = ssd.SSD.spill
-    patch.setattr(ssd.SSD, "spill", lambda self, kept: right(self, kept) or True)
-
-
-def full_rings_cut(patch: Patch) -> None:
-    right = forms.FORMS["ring"]
-    wrong = {**forms.FORMS, "ring": replace(right, cut_from=lambda numbers: 1)}
-    patch.setattr(forms, "FORMS", wrong)
-
-
 @pytest.mark.parametrize(
     ("name", "wrong"),
     [
@@ -153,8 +141,6 @@ def full_rings_cut(patch: Patch) -> None:
         ("llama", drafts_trimmed),
         ("llama", unverified),
         ("llama", always_durable),
-        ("llama", always_taken),
-        ("limited", full_rings_cut),
     ],
 )
 def test_a_wrong_tier_fails_the_machine(
