@@ -97,7 +97,9 @@ def _stream(
     text = Collector(target, request, sampling.seed)
     row = make_row(target, request, text, live.held)
     prompt = Prompt(request.prompt, row)
-    start = tiers.start(target, drafter, samplers, prompt)
+    if drafter is not None and drafter.taps:
+        live.target = target.new_rows(drafter.taps)
+    start = tiers.start(target, drafter, samplers, prompt, live.target)
     live.target, live.draft = start.rows, start.draft
     cohort = Cohort(live.target, live.draft, samplers, [prompt])
     while any(cohort.lacking):

@@ -202,8 +202,7 @@ class Groups:
                 if (rounds := self._resumed(kind, member)) is not None:
                     self._regroup(Batch(kind, rounds, (member,)))
                     continue
-                start = self._tiers.start(kind.target, kind.drafter, member.sampling, member.prompt)
-                cohort = Cohort(start.rows, start.draft, member.sampling, [member.prompt])
+                cohort = self._begun(kind, member)
             except Exception as error:
                 member.stream.close(error)
                 continue
@@ -212,6 +211,13 @@ class Groups:
                 _join(self._cohorts, batch)
             else:
                 self._start(batch)
+
+    def _begun(self, kind: Kind, member: Member) -> Cohort:
+        """A cohort of its own, which starts from what is kept of its prompt."""
+        samplers, prompt = member.sampling, member.prompt
+        empty = kind.target.new_rows(() if kind.drafter is None else kind.drafter.taps)
+        start = self._tiers.start(kind.target, kind.drafter, samplers, prompt, empty)
+        return Cohort(start.rows, start.draft, samplers, [prompt])
 
     def _resumed(self, kind: Kind, member: Member) -> Rounds | None:
         """The rounds of a generation that was interrupted, its reader told of what has been."""

@@ -24,6 +24,7 @@ from .kept import Start, as_tokens, captured, namespace_of, started
 from .prefill import Prompt
 from .rounds import TargetRows
 from .sampling import RowSampling
+from .state.rows import Rows
 from .target import Target
 
 log = logging.getLogger(__name__)
@@ -94,12 +95,15 @@ class Tiers:
         drafter: DraftProvider | None,
         samplers: RowSampling,
         prompt: Prompt,
+        empty: Rows,
     ) -> Start:
-        """The states that a row starts from; `prompt` is told what they hold of it."""
-        taps = () if drafter is None else drafter.taps
+        """The states that a row starts from; `prompt` is told what they hold of it.
+
+        With nothing kept these are the `empty` rows, and a drafter's state that holds nothing.
+        """
         draft = None if drafter is None else drafter.open(samplers)
         if self._cache is None:
-            return Start(target.new_rows(taps), draft)
+            return Start(empty, draft)
         prompt.pauses = True
         hit = self._cache.take(as_tokens(prompt.tokens), namespace_of(target, draft))
         if hit is not None:
@@ -110,7 +114,7 @@ class Tiers:
                 return start
             except Exception as error:
                 log.warning("a kept state is not used: %s", error)
-        return Start(target.new_rows(taps), draft)
+        return Start(empty, draft)
 
     def keep(
         self,

@@ -14,35 +14,17 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import mlx.core as mx
-import numpy as np
 
 from ..errors import BadInput
 from ..state.checkpoint import Attachment, Checkpoint
 from ..state.forms import Held, Numbers, parse_word, with_arrays
 from ..state.layouts import CHUNKED, CONCATENATED, PLAIN, QUANTIZED, RECURRENT, RING
-from .entry import AttachmentHeader, Buffer, Entry, Generation, Read, TensorSpec, Tokens
+from .arrays import bytes_of, empty, spec_of
+from .entry import AttachmentHeader, Entry, Generation, Read, TensorSpec, Tokens
 from .stored import Part, Stored
 
 CODEC: Final = "mlx-lm-caches-1"
 """Who wrote an entry's layout. No other one is read."""
-
-DTYPES: Mapping[str, mx.Dtype] = {
-    "BOOL": mx.bool_,
-    "U8": mx.uint8,
-    "I8": mx.int8,
-    "U16": mx.uint16,
-    "I16": mx.int16,
-    "F16": mx.float16,
-    "BF16": mx.bfloat16,
-    "U32": mx.uint32,
-    "I32": mx.int32,
-    "F32": mx.float32,
-    "U64": mx.uint64,
-    "I64": mx.int64,
-    "F64": mx.float64,
-    "C64": mx.complex64,
-}
-NAMES: Mapping[mx.Dtype, str] = {dtype: name for name, dtype in DTYPES.items()}
 
 ARRAY: Final = object()
 """What stands where the next of a cache's own arrays goes."""
@@ -167,13 +149,17 @@ class Decoder:
         self._wanted = {*self._own, *attached}
         self._arrays: dict[str, mx.array] = {}
 
-    def build(self, spec: TensorSpec, data: Buffer) -> None:
-        """Take one tensor's bytes; see `Build`."""
-        if spec.name in self._wanted:
-            self._arrays[spec.name] = array_of(spec, data)
+    def room(self, tensors: Sequence[TensorSpec]) -> list[memoryview | None]:
+        """Memory for all the tensors that are arrays; see `Room`."""
+        wanted = [spec for spec in tensors if spec.name in self._wanted]
+        names = [spec.name for spec in wanted]
+        arrays, memory = empty(wanted)
+        self._arrays |= dict(zip(names, arrays, strict=True))
+        rooms = dict(zip(names, memory, strict=True))
+        return [rooms.get(spec.name) for spec in tensors]
 
     def finish(self) -> tuple[Stored, tuple[Checkpoint, ...]]:
-        """The state, once every tensor has been taken.
+        """The state, once the memory has been filled.
 
         Raises:
             BadInput: one is lacking.
@@ -190,28 +176,6 @@ class Decoder:
         ]
         stored = Stored(self._count, caches, max(1, self._entry.reuse.minimum))
         return stored, tuple(Checkpoint(self._count, a) for a in attachments)
-
-
-def spec_of(name: str, array: mx.array) -> TensorSpec:
-    return TensorSpec(name, NAMES[array.dtype], tuple(array.shape))
-
-
-def bytes_of(array: mx.array) -> Buffer:
-    """An array's bytes: its own memory if it is evaluated and contiguous, else a copy."""
-    if not array.size:
-        return memoryview(b"")
-    # As bytes, since NumPy has no bfloat16.
-    return memoryview(mx.contiguous(array).reshape(-1).view(mx.uint8))  # type: ignore[arg-type]
-
-
-def array_of(spec: TensorSpec, data: Buffer) -> mx.array:
-    """An array of its own with those bytes."""
-    dtype = DTYPES[spec.dtype]
-    if not spec.nbytes:
-        return mx.zeros(spec.shape, dtype)
-    array = mx.array(np.frombuffer(data, np.uint8)).view(dtype).reshape(spec.shape)
-    mx.eval(array)
-    return array
 
 
 def _all_slots(caches: Sequence[Part]) -> dict[str, Any]:

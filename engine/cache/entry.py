@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -132,8 +132,14 @@ class Entry:
 Read: TypeAlias = Callable[[TensorSpec], Buffer]
 """Gives a tensor's bytes. It is called once for each, in order, and only inside a write step."""
 
-Build: TypeAlias = Callable[[TensorSpec, Buffer], None]
-"""Takes a tensor's bytes, which are good until it returns, once for each, in order."""
+Room: TypeAlias = Callable[[Sequence[TensorSpec]], Sequence[memoryview | None]]
+"""Gives memory for an entry's tensors, as many bytes as each has; None: it is not wanted."""
+
+
+def no_room(tensors: Sequence[TensorSpec]) -> list[None]:
+    """A `Room` for whoever wants none of them."""
+    return [None] * len(tensors)
+
 
 Step: TypeAlias = Callable[[], None]
 

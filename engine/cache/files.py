@@ -82,9 +82,8 @@ class Files:
         return _status(os.stat(name, dir_fd=at, follow_symlinks=False))
 
     def read(self, file: Descriptor, into: memoryview, offset: int) -> int:
-        """Read from there: how many bytes were read; 0 at the end."""
-        os.lseek(file, offset, os.SEEK_SET)
-        return os.readv(file, [into])
+        """Read from there, in any thread: how many bytes were read; 0 at the end."""
+        return os.preadv(file, [into], offset)
 
     def write(self, file: Descriptor, data: memoryview, offset: int) -> int:
         """Write there: how many bytes were written."""

@@ -7,14 +7,16 @@ tensor is handed on only after its own hash, unless the caller wants none.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
 from xxhash import xxh3_128, xxh3_128_hexdigest
 
 from ..errors import BadInput
-from .entry import Buffer, Build, Entry, Read, RunStep, TensorSpec, at_once
+from .entry import Buffer, Entry, Read, Room, RunStep, TensorSpec, at_once, no_room
 from .files import Descriptor, Files, read_all, write_all
 from .header import Origin, Outline, check, entry_of, fields_of, outline_of
 from .strict import MAX_PARTS, Damaged, Foreign, dump, load
@@ -38,6 +40,9 @@ DIGITS = 32
 
 CHUNK = 1 << 20
 """Bytes hashed while they are still in the processor's cache from being read, or to be written."""
+
+READERS = 3
+"""Threads that read an entry of more than a chunk, a tensor each."""
 
 WINDOW = 8 << 20
 """Bytes that the system is told to bring to the disk before they are synced."""
@@ -232,28 +237,54 @@ def _fields(text: bytes, digest: str, *, unique: bool) -> tuple[dict[str, Any], 
 
 
 def read_tensors(
-    files: Files, file: Descriptor, header: Header, build: Build, *, verify: bool = True
+    files: Files, file: Descriptor, header: Header, room: Room = no_room, *, verify: bool = True
 ) -> None:
-    """Hand every tensor to `build`, in order, from one buffer as long as the longest.
+    """Fill the memory given for the tensors, several at a time. All are read, wanted or not.
 
     Raises:
         Damaged: the file ends early or, with `verify`, a tensor's bytes are not what was written.
         OSError: a call failed.
-        Exception: whatever `build` raised.
+        BadInput: the memory is not as long as the tensor.
+        Exception: whatever `room` raised.
     """
-    tensors, offset = header.entry.tensors, header.data_start
-    buffer = np.empty(max((t.nbytes for t in tensors), default=0), np.uint8).data
-    for tensor, expected in zip(tensors, header.hashes, strict=True):
-        data, hash_ = buffer[: tensor.nbytes], xxh3_128()
-        for chunk in _chunks(data):
-            if not read_all(files, file, chunk, offset):
-                raise Damaged(f"the file ends inside {tensor.name}")
-            offset += len(chunk)
-            if verify:
-                hash_.update(chunk)
-        if verify and hash_.hexdigest() != expected:
-            raise Damaged(f"the bytes of {tensor.name} are not what was written")
-        build(tensor, data.toreadonly())
+    tensors = header.entry.tensors
+    *starts, _ = accumulate((tensor.nbytes for tensor in tensors), initial=header.data_start)
+    hashes = header.hashes if verify else [None] * len(tensors)
+    jobs = list(zip(tensors, starts, room(tensors), hashes, strict=True))
+    # However this ends, it ends after the threads that write into the memory.
+    with ThreadPoolExecutor(READERS) as pool:
+        each = pool.map if header.entry.nbytes > CHUNK else map
+        for _ in each(lambda job: _read_tensor(files, file, *job), jobs):
+            pass
+
+
+def _read_tensor(
+    files: Files,
+    file: Descriptor,
+    tensor: TensorSpec,
+    offset: int,
+    into: memoryview | None,
+    expected: str | None,
+) -> None:
+    if into is not None and into.nbytes != tensor.nbytes:
+        raise BadInput(f"{tensor.name}: room for {into.nbytes} bytes, not {tensor.nbytes}")
+    hash_ = xxh3_128()
+    for chunk in _passing(tensor.nbytes) if into is None else _chunks(into):
+        if not read_all(files, file, chunk, offset):
+            raise Damaged(f"the file ends inside {tensor.name}")
+        offset += len(chunk)
+        if expected is not None:
+            hash_.update(chunk)
+    if expected is not None and hash_.hexdigest() != expected:
+        raise Damaged(f"the bytes of {tensor.name} are not what was written")
+
+
+def _passing(nbytes: int) -> Iterator[memoryview]:
+    """One small piece of memory, again and again, for so many bytes that nobody wants."""
+    buffer = memoryview(bytearray(min(nbytes, CHUNK // READERS)))
+    while nbytes > 0:
+        yield buffer[:nbytes]
+        nbytes -= len(buffer)
 
 
 def _chunks(data: memoryview) -> Iterator[memoryview]:

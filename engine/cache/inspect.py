@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from .entry import Buffer, TensorSpec
 from .files import Descriptor, Files, closing
 from .format import Header, read_header, read_tensors
 from .shelf import Shelf
@@ -72,7 +71,7 @@ def _seen(files: Files, name: str, at: Descriptor, place: Path, verify: bool) ->
             try:
                 header = read_header(files, file, size)
                 if verify:
-                    read_tensors(files, file, header, _ignore)
+                    read_tensors(files, file, header)
             except Damaged as error:
                 return Seen(place, size, used_s, header, str(error), damaged=True)
             except (Foreign, OSError) as error:
@@ -80,10 +79,6 @@ def _seen(files: Files, name: str, at: Descriptor, place: Path, verify: bool) ->
             return Seen(place, size, used_s, header)
     except FileNotFoundError:
         return None
-
-
-def _ignore(tensor: TensorSpec, data: Buffer) -> None:
-    pass
 
 
 @dataclass(frozen=True, slots=True)

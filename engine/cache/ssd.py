@@ -143,7 +143,7 @@ class SSD:
     def _restored(self, entry: Entry) -> Kept | None:
         try:
             decoder = Decoder(entry)
-            if not self.store.restore(entry, decoder.build):
+            if not self.store.restore(entry, decoder.room):
                 return None
             stored, checkpoints = decoder.finish()
             return Kept(entry.namespace, entry.tokens, stored, checkpoints)

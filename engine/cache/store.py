@@ -5,7 +5,7 @@ or a model's owner may do to them: they return False, and the tier is as it was.
 
 Any thread may call anything. `find`, `has_durable_prefix` and `counts` wait for nothing. `put`
 waits for the disk and for `run_step`; `remove_generation_checkpoints` for the disk. `restore` runs
-where `build` may run. Several processes may share a folder: what one of them has removed is a miss
+where `room` may run. Several processes may share a folder: what one of them has removed is a miss
 for the others, and what it has stored they see when they `rescan`, as every `put` does.
 """
 
@@ -20,7 +20,7 @@ from functools import partial
 
 from ..errors import BadInput
 from .catalog import Record
-from .entry import Build, Entry, Identity, Read, RunStep, Tokens, at_once
+from .entry import Entry, Identity, Read, Room, RunStep, Tokens, at_once
 from .files import Descriptor, Files, closing
 from .format import plan, read_tensors, write_entry
 from .header import Origin
@@ -108,18 +108,18 @@ class Store:
         found = self._whole(look)
         return None if found is None else found.entry
 
-    def restore(self, entry: Entry, build: Build) -> bool:
-        """Read a found entry's tensors. If False, what `build` was given is to be forgotten.
+    def restore(self, entry: Entry, room: Room) -> bool:
+        """Read a found entry's tensors into the memory given; if False, it may hold anything.
 
         A file that is not what was stored is removed; one that cannot be read now is left.
         """
         with self._lock:
             record = self._catalog.of(entry)
-        restored = record is not None and self._restored(record, build)
+        restored = record is not None and self._restored(record, room)
         self._keeper.count("hits" if restored else "misses")
         return restored
 
-    def _restored(self, record: Record, build: Build) -> bool:
+    def _restored(self, record: Record, room: Room) -> bool:
         place = (record.folder, record.name)
         try:
             with (
@@ -130,7 +130,7 @@ class Store:
                 if now.digest != record.digest:
                     self._keeper.replace(record, now)
                     return False
-                read_tensors(self._files, file, record.header, build, verify=self._verify)
+                read_tensors(self._files, file, record.header, room, verify=self._verify)
                 self._used(record, file)
                 return True
         except Damaged as error:

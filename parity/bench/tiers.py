@@ -105,7 +105,7 @@ def _large(large: Large, folder: Path, pairs: int) -> Iterator[Figure]:
         found = which.find(np.append(large.entry.tokens, np.int32(0)), NAMESPACE)
         assert found is not None
         decoder = Decoder(found.entry)
-        if not which.restore(found.entry, decoder.build):
+        if not which.restore(found.entry, decoder.room):
             raise OSError(f"{file} cannot be read back")
         return [decoder.finish()]
 
@@ -137,8 +137,10 @@ def _large(large: Large, folder: Path, pairs: int) -> Iterator[Figure]:
             CHECKED, "checksums, cold", "checked", "unchecked", cold(checked), cold(bare), pairs
         )
 
-    def theirs() -> None:
-        mx.eval([cache.state for cache in load_prompt_cache(str(file))])
+    def theirs() -> list[Any]:
+        caches: list[Any] = load_prompt_cache(str(file))
+        mx.eval([cache.state for cache in caches])
+        return caches
 
     yield _figure(WARM, "restored warm", "mlx-lm", "unchecked", theirs, bare, pairs)
 
@@ -196,7 +198,7 @@ def hit(target: Target, pairs: int) -> Figure:
         first = open_tiers(target, ram_bytes=0, ssd=folder)
         prompt = _prompt(ids)
         samplers = RowSampling([Greedy()])
-        start = first.start(target, None, samplers, prompt)
+        start = first.start(target, None, samplers, prompt, target.new_rows())
         cohort = Cohort(start.rows, None, samplers, [prompt])
         prefills = [_seconds(lambda: _drain(cohort))]
         first.keep(target, start.rows, None, 0, ids[:-1])
@@ -207,7 +209,8 @@ def hit(target: Target, pairs: int) -> Figure:
             prompt = _prompt(ids)
 
             def again(tiers: Any = tiers, prompt: Prompt = prompt) -> None:
-                mx.eval(tiers.start(target, None, samplers, prompt).rows.arrays())
+                start = tiers.start(target, None, samplers, prompt, target.new_rows())
+                mx.eval(start.rows.arrays())
 
             hits.append(_seconds(again))
             if prompt.cached != PREFIX:

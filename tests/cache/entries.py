@@ -94,12 +94,25 @@ def read_image(
     image: bytes, *, codec: str | None = None, verify: bool = True
 ) -> tuple[Header, dict[str, bytes]]:
     """The same of a file that is nowhere but in memory."""
-    files, found = Image(image=image), dict[str, bytes]()
+    files, memory = Image(image=image), Memory()
     header = read_header(files, 0, len(image), codec)
-    read_tensors(
-        files, 0, header, lambda t, data: found.update({t.name: bytes(data)}), verify=verify
-    )
-    return header, found
+    read_tensors(files, 0, header, memory, verify=verify)
+    return header, memory.found
+
+
+class Memory:
+    """A `Room`; `found` are the bytes by the tensors' names."""
+
+    def __init__(self) -> None:
+        self._rooms: dict[str, bytearray] = {}
+
+    def __call__(self, tensors: Sequence[TensorSpec]) -> list[memoryview]:
+        self._rooms = {tensor.name: bytearray(tensor.nbytes) for tensor in tensors}
+        return [memoryview(room) for room in self._rooms.values()]
+
+    @property
+    def found(self) -> dict[str, bytes]:
+        return {name: bytes(room) for name, room in self._rooms.items()}
 
 
 @dataclass(frozen=True, slots=True)

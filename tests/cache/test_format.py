@@ -8,6 +8,7 @@ import struct
 import time
 import tracemalloc
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +25,10 @@ from engine.cache.entry import ITEM_BYTES, Buffer, Entry, Reuse, Step, TensorSpe
 from engine.cache.files import Files, closing
 from engine.cache.format import (
     BEGIN,
+    CHUNK,
     DIGITS,
     MAX_HEADER_BYTES,
+    READERS,
     _header,
     outline,
     parse,
@@ -39,6 +42,8 @@ from engine.cache.strict import MAX_PARTS, Damaged, Foreign
 from .entries import (
     CODEC,
     ORIGIN,
+    Image,
+    Memory,
     an_entry,
     attached,
     content,
@@ -433,11 +438,50 @@ def test_memory_beside_the_entry_stays_at_one_tensor(tmp_path: Path) -> None:
     folder = files.open_folder(str(tmp_path))
     with closing(files, folder), closing(files, files.open("file", folder)) as file:
         header = read_header(files, file, path.stat().st_size)
-        read_tensors(files, file, header, lambda t, data: None)
+        read_tensors(files, file, header)
     restored = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert stored < 1.2 * size
     assert restored < 1.2 * size
+
+
+LONG = an_entry(tensors=[TensorSpec(f"{n}.0", "U8", (CHUNK + 5,)) for n in range(READERS + 2)])
+
+
+def test_a_failing_read_of_many_tensors_ends_after_the_others_do(tmp_path: Path) -> None:
+    """Whoever gave the memory may use it for something else then."""
+    path = tmp_path / "file"
+    header = written(path, LONG)
+
+    @dataclass(frozen=True)
+    class Slow(Image):
+        reading: set[int] = field(default_factory=set)
+
+        def read(self, file: int, into: memoryview, offset: int) -> int:
+            self.reading.add(offset)
+            if offset > header.data_start + CHUNK:  # not in the first tensor
+                time.sleep(0.05)
+            count = super().read(file, into, offset)
+            self.reading.remove(offset)
+            return count
+
+    for at in range(READERS):  # each of those that begin together
+        image = bytearray(path.read_bytes())
+        image[header.data_start + at * (CHUNK + 5)] ^= 1
+        files, memory = Slow(image=bytes(image)), Memory()
+        with pytest.raises(Damaged, match=rf"the bytes of {at}\.0 are not"):
+            read_tensors(files, 0, header, memory)
+        assert not files.reading
+
+
+def test_room_for_other_tensors_is_refused(tmp_path: Path) -> None:
+    header = written(tmp_path / "file", an_entry())
+    image, memory = Image(image=(tmp_path / "file").read_bytes()), Memory()
+    with pytest.raises(BadInput, match=r"0\.0: room for 23 bytes, not 24"):
+        read_tensors(image, 0, header, lambda tensors: [room[:23] for room in memory(tensors)])
+    with pytest.raises(ValueError, match="shorter"):
+        read_tensors(image, 0, header, lambda tensors: memory(tensors)[:1])
+    assert not any(b"".join(memory.found.values()))
 
 
 def test_the_page_about_the_format_shows_a_files_bytes() -> None:

@@ -50,7 +50,7 @@ def test_a_state_survives_a_restart_and_mlx_lm_opens_its_file(
     assert found is not None
     assert (found.count, found.entry.reuse) == (19, entry.reuse)
     decoder = Decoder(found.entry)
-    assert store.restore(found.entry, decoder.build)
+    assert store.restore(found.entry, decoder.room)
     again, checkpoints = decoder.finish()
     assert same_held(again.leaves, value.leaves)
     assert len(checkpoints) == drafted
@@ -83,7 +83,7 @@ def test_an_unfinished_generation_keeps_its_state(tmp_path: Path) -> None:
     assert entry is not None
     assert entry.generation == generation
     decoder = Decoder(entry)
-    assert store.restore(entry, decoder.build)
+    assert store.restore(entry, decoder.room)
     again, (checkpoint,) = decoder.finish()
     assert same_held(again.leaves, value.leaves)
     assert checkpoint.processed_tokens == 9
@@ -112,7 +112,7 @@ def test_peak_memory_is_the_result_and_one_tensor(tmp_path: Path) -> None:
     found = store.find(np.append(tokens, np.int32(3)), "")
     assert found is not None
     decoder = Decoder(found.entry)
-    assert store.restore(found.entry, decoder.build)
+    assert store.restore(found.entry, decoder.room)
     peak = mx.get_peak_memory() - before + tracemalloc.get_traced_memory()[1] - traced
     tracemalloc.stop()
     assert peak <= value.nbytes + 1.5 * tensor_bytes

@@ -16,14 +16,25 @@ import pytest
 from xxhash import xxh3_128_hexdigest
 
 from engine import BadInput
-from engine.cache.entry import Entry, Identity, Reuse, RunStep, Step, TensorSpec, at_once
+from engine.cache.entry import Entry, Identity, Reuse, RunStep, Step, TensorSpec, at_once, no_room
 from engine.cache.files import Files
 from engine.cache.format import plan
 from engine.cache.keeper import Counts
 from engine.cache.shelf import folder_of
 from engine.cache.store import Store
 
-from .entries import CODEC, IDENTITY, ORIGIN, an_entry, attached, content, ids, unfinished, written
+from .entries import (
+    CODEC,
+    IDENTITY,
+    ORIGIN,
+    Memory,
+    an_entry,
+    attached,
+    content,
+    ids,
+    unfinished,
+    written,
+)
 from .faults import Watch
 
 BIG = 1 << 40
@@ -49,10 +60,10 @@ def put(store: Store, entry: Entry, run_step: RunStep = at_once) -> bool:
 
 def restored(store: Store, entry: Entry) -> bool:
     """Whether an entry that was found comes back; if so it is what was stored."""
-    got: dict[str, bytes] = {}
-    if not store.restore(entry, lambda t, data: got.update({t.name: bytes(data)})):
+    memory = Memory()
+    if not store.restore(entry, memory):
         return False
-    assert got == {t.name: bytes(content(entry, t)) for t in entry.tensors}
+    assert memory.found == {t.name: bytes(content(entry, t)) for t in entry.tensors}
     return True
 
 
@@ -273,7 +284,7 @@ def test_damaged_tensors_pass_where_no_verification_was_asked_for(tmp_path: Path
     damaged_file(store, tmp_path)
     found = store.find(ids([1, 2, 3, 4]), "plain")
     assert found is not None
-    assert store.restore(found.entry, lambda t, data: None)
+    assert store.restore(found.entry, no_room)
 
 
 def test_a_scan_removes_damage_and_keeps_what_is_for_others(tmp_path: Path) -> None:
@@ -489,7 +500,7 @@ def test_an_entry_put_twice_as_one_value_is_two_entries(tmp_path: Path) -> None:
     found = store.find(ids([1, 2, 3, 4]), "plain")
     assert found is not None
     assert found.entry is not entry
-    assert not store.restore(entry, lambda t, data: None)
+    assert not store.restore(entry, no_room)
 
 
 @pytest.mark.parametrize("error", [MemoryError(), OSError(5, "EIO"), ValueError("no"), TypeError()])

@@ -14,7 +14,7 @@ from engine.cache.entry import Entry, Reuse, TensorSpec
 from engine.cache.format import plan
 from engine.cache.store import Store
 
-from .entries import CODEC, IDENTITY, ORIGIN, an_entry, content, ids
+from .entries import CODEC, IDENTITY, ORIGIN, Memory, an_entry, content, ids
 from .faults import Unsynced
 
 CAP = 3600
@@ -151,10 +151,10 @@ class StoreMachine(RuleBasedStateMachine):
         """Restore; then the entry was used, or is gone."""
         kept = self.known(entry)
         self.kept.remove(kept)
-        got: dict[str, bytes] = {}
-        if not self.store.restore(entry, lambda t, data: got.update({t.name: bytes(data)})):
+        memory = Memory()
+        if not self.store.restore(entry, memory):
             return False
-        assert got == {t.name: bytes(content(kept.entry, t)) for t in kept.entry.tensors}
+        assert memory.found == {t.name: bytes(content(kept.entry, t)) for t in kept.entry.tensors}
         self.kept.append(kept)
         return True
 

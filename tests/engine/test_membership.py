@@ -52,15 +52,14 @@ class Company:
             cohort.step(chunk)
         self.prompts[number] = prompt
         if row.end is None:
-            self.join(self.go_on(cohort), number)
+            self.join(cohort.rounds(self.depth, target.vocab_size), number)
         else:
             # A drafter that reads the whole prompt has the first token sampled with it.
             assert same(self.finish(row, number), self.own.alone[number]), number
 
-    def go_on(self, cohort: Cohort) -> Rounds:
-        drafter = self.own.drafter
-        depth = 0 if drafter is None else drafter.default_depth
-        return cohort.rounds(depth, self.own.target.vocab_size)
+    @property
+    def depth(self) -> int:
+        return 0 if self.own.drafter is None else self.own.drafter.default_depth
 
     def join(self, rounds: Rounds, number: int) -> None:
         self.rounds = rounds if self.rounds is None else self.rounds.joined(rounds)
@@ -113,8 +112,8 @@ class Company:
         copy = replace(
             row, consumer=self.again(row, number), held=list(row.held), trace=list(row.trace)
         )
-        prompt = Prompt(self.own.requests[number].prompt, copy, len(copy.held))
-        return self.go_on(Cohort(restored, draft, samplers, [prompt]))
+        vocab_size = own.target.vocab_size
+        return Rounds(restored, draft, samplers, [copy], depth=self.depth, vocab_size=vocab_size)
 
     def again(self, row: Row, number: int) -> Collector:
         """A second reader that has taken what the first has."""

@@ -95,7 +95,6 @@ def opened(target: Target, plan: Plan, provider: DraftProvider | None) -> Rounds
     cohort = Cohort(state, draft, sampling, [Prompt(prompt, row)])
     while any(cohort.lacking):
         cohort.step()
-    row.held[:] = prompt[:-1]
     return cohort.rounds(DEPTH, target.vocab_size)
 
 

@@ -59,7 +59,7 @@ def restored(store: Store, entry: Entry) -> str | None:
     """None if all came back; "miss" if the store said so; else what is wrong."""
     checked = Checked(entry)
     if not store.restore(entry, checked):
-        return "wrong bytes, then a miss" if checked.wrong else "miss"
+        return "miss"
     return None if checked.whole else f"wrong bytes of {key_of(entry)}"
 
 

@@ -85,7 +85,7 @@ def sharers(budget: Budget, processes: int, seconds: float) -> None:
 
 def two(budget: Budget) -> None:
     """R9 in CI."""
-    sharers(budget, processes=2, seconds=3)
+    sharers(budget, processes=2, seconds=15)
 
 
 def eight(budget: Budget) -> None:

@@ -85,7 +85,7 @@ ROWS: tuple[Row, ...] = (
     ),
     Row("R7", "a real disk is full", "disks", full_disk.full_disk, 5, 20, 500),
     Row("R8", "a sync fails", "faults", failing.failing_syncs, ALL, 20, ALL),
-    Row("R9", "processes share a folder", "seconds", kills.two, 6, 30, 600, 4, kills.eight),
+    Row("R9", "processes share a folder", "seconds", kills.two, 30, 45, 600, 4, kills.eight),
     Row("R10", "two processes at each step", "steps", races.processes, ALL, 90, ALL, 2),
     Row("R10", "two threads at each step", "steps", races.threads, ALL, 90, ALL, 2),
     Row("R10", "three threads held up", "actions", races.interleavings, 1_000, 30, 1_000_000, 2),

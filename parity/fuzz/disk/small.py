@@ -14,7 +14,6 @@ from xxhash import xxh3_64_intdigest
 
 from engine.cache.entry import (
     AttachmentHeader,
-    Buffer,
     Entry,
     Generation,
     Identity,
@@ -75,16 +74,17 @@ def version_of(entry: Entry) -> int:
 
 
 class Checked:
-    """A `Build` that compares: `whole` once every tensor came, in order, with the right bytes."""
+    """A `Room` that compares: `whole` once it holds the right bytes of the entry's tensors."""
 
     def __init__(self, entry: Entry) -> None:
-        self._entry, self._left, self.wrong = entry, list(entry.tensors), False
+        self._entry = entry
+        self._found: list[tuple[TensorSpec, bytearray]] = []
 
-    def __call__(self, tensor: TensorSpec, data: Buffer) -> None:
-        expected = self._left.pop(0) if self._left else None
-        if tensor != expected or bytes(data) != content(self._entry, tensor):
-            self.wrong = True
+    def __call__(self, tensors: Sequence[TensorSpec]) -> list[memoryview]:
+        self._found = [(tensor, bytearray(tensor.nbytes)) for tensor in tensors]
+        return [memoryview(data) for _, data in self._found]
 
     @property
     def whole(self) -> bool:
-        return not self.wrong and not self._left
+        found = [(tensor, bytes(data)) for tensor, data in self._found]
+        return found == [(t, content(self._entry, t)) for t in self._entry.tensors]
