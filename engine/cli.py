@@ -86,6 +86,9 @@ def generate_command(
     prompt_cache: Annotated[
         int | None, typer.Option(help="bytes of states kept in memory; 1 GiB with --ssd-cache")
     ] = None,
+    checkpoint_tokens: Annotated[
+        int | None, typer.Option(help="with --ssd-cache: write unfinished answers down every N")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="one JSON object per prompt")] = False,
 ) -> None:
     """Generate from a prompt, with or without a drafter: the text is the same."""
@@ -114,6 +117,8 @@ def generate_command(
         quantization = KVQuantization(kv_bits, kv_group_size, quantized_kv_start)
     if prompt_cache is not None and prompt_cache < 0:
         raise BadInput(f"--prompt-cache must be at least 0, got {prompt_cache}")
+    if checkpoint_tokens is not None and ssd_cache is None:
+        raise BadInput("--checkpoint-tokens needs --ssd-cache")
     memo = None if ssd_cache is None else _memo(ssd_cache)
     model = Target.load(target, quantization=quantization, memo=memo)
     if adapter is not None:
@@ -129,7 +134,9 @@ def generate_command(
     tiers = None
     if ssd_cache is not None or prompt_cache is not None:
         ram_bytes = RAM_BYTES if prompt_cache is None else prompt_cache
-        tiers = open_tiers(model, ram_bytes=ram_bytes, ssd=ssd_cache)
+        tiers = open_tiers(
+            model, ram_bytes=ram_bytes, ssd=ssd_cache, checkpoint_tokens=checkpoint_tokens
+        )
     with Engine(model, drafters, limits=Limits(rows=rows), tiers=tiers) as engine:
         streams = [engine.submit(request, depth=depth) for request in requests]
         for stream in streams:

@@ -17,7 +17,7 @@ from .kept import Start, as_tokens, captured, namespace_of, started
 from .prefill import Prompt
 from .requests import make_row_sampling
 from .resume import Journal, generation_key
-from .rounds import Rounds
+from .rounds import Rounds, Row
 from .sampling import Greedy, RowSampling
 from .target import Target
 from .values import Request, Sampling
@@ -53,10 +53,13 @@ class Generations:
         row: int,
         prompt: Prompt,
         logprobs: Sequence[float],
+        *,
+        at_once: bool = True,
     ) -> bool:
         """Keep a generation that has begun and not ended, as it is between two rounds.
 
-        True if it can go on later, whatever happens to this process.
+        True if it can go on later, whatever happens to this process; if not `at_once`, once that
+        has been written.
         """
         going = rounds.rows[row]
         if self._ssd is None or going.end is not None or len(going.held) <= len(request.prompt):
@@ -77,7 +80,9 @@ class Generations:
                 rng=None if chain is None else tuple(read(chain)),
                 journal=Journal.of(prompt, logprobs).to_text(),
             )
-            return self._ssd.suspend(kept, generation)
+            if at_once:
+                return self._ssd.suspend(kept, generation)
+            return self._ssd.checkpoint(kept, generation, lambda: _goes_on(going))
         except Exception as error:
             log.warning("an unfinished generation is not kept: %s", error)
             return False
@@ -124,6 +129,10 @@ class Generations:
         if self._ssd is not None:
             where = _namespace(target, drafter)
             self._ssd.finished(_key(target, request, depth, where))
+
+
+def _goes_on(row: Row) -> bool:
+    return row.end is None and not row.cancelled
 
 
 def _namespace(target: Target, drafter: DraftProvider | None) -> str:

@@ -80,7 +80,7 @@ class Kind:
 class Member:
     """A request on its way. `number` counts requests; `tokens` and `state_bytes` are at most.
 
-    `resumed`: it goes on with a generation that was interrupted.
+    `checkpointed`: how many tokens its last checkpoint holds that may have been written; 0: none.
     """
 
     number: int
@@ -91,7 +91,7 @@ class Member:
     stream: Stream
     tokens: int
     state_bytes: int
-    resumed: bool = False
+    checkpointed: int = 0
 
     @property
     def row(self) -> Row:
@@ -161,18 +161,33 @@ class Groups:
     def suspend(self) -> int:
         """Keep what has been generated and not ended; how many requests can go on later."""
         return sum(
-            self._tiers.generations.suspend(
-                group.kind.target,
-                member.text.request,
-                member.text.seed,
-                group.stage,
-                r,
-                member.prompt,
-                member.text.logprobs,
-            )
+            self._suspend(group, r, at_once=True)
             for group in self._groups.values()
-            for r, member in enumerate(group.members)
+            for r in range(len(group.members))
         )
+
+    def _suspend(self, group: Batch[Rounds], r: int, *, at_once: bool) -> bool:
+        member = group.members[r]
+        return self._tiers.generations.suspend(
+            group.kind.target,
+            member.text.request,
+            member.text.seed,
+            group.stage,
+            r,
+            member.prompt,
+            member.text.logprobs,
+            at_once=at_once,
+        )
+
+    def _checkpoint(self, group: Batch[Rounds]) -> None:
+        """Keep the generations that have gone on for long since they were kept last."""
+        if (every := self._tiers.checkpoint_tokens) is None:
+            return
+        for r, member in enumerate(group.members):
+            held = len(member.row.held)
+            last = max(member.checkpointed, len(member.prompt.tokens))
+            if held - last >= every and self._suspend(group, r, at_once=False):
+                member.checkpointed = held
 
     def close(self, error: BaseException) -> None:
         """End every request with that error."""
@@ -189,6 +204,7 @@ class Groups:
         self._cohorts = _without(self._cohorts, cancelled)
         self._groups = _without(self._groups, cancelled)
         for member in cancelled:
+            self._forget(member)
             member.stream.close()
 
     def _admit(self) -> None:
@@ -221,6 +237,8 @@ class Groups:
 
     def _resumed(self, kind: Kind, member: Member) -> Rounds | None:
         """The rounds of a generation that was interrupted, its reader told of what has been."""
+        if any(_same_generation(member, other) for other in self._flying()):
+            return None
         found = self._tiers.generations.unfinished(
             kind.target, kind.drafter, kind.depth, member.text.request, member.prompt
         )
@@ -228,7 +246,7 @@ class Groups:
             return None
         member.sampling, member.text.seed = found.samplers, found.sampling.seed
         found.journal.replay(member.prompt)
-        member.resumed = True
+        member.checkpointed = len(member.row.held)
         start, rows = found.start, [member.row]
         return Rounds(
             start.rows,
@@ -276,14 +294,20 @@ class Groups:
     def _keep_retired(self, group: Batch[Rounds]) -> None:
         """What a row leaves behind, exactly the tokens that it delivered and its state holds."""
         rounds = group.stage
-        for r, row in enumerate(rounds.rows):
+        for r, (row, member) in enumerate(zip(rounds.rows, group.members, strict=True)):
             if row.end in ("stop", "length"):
                 rounds.close()
-                kind, member = group.kind, group.members[r]
+                kind = group.kind
                 self._tiers.keep(kind.target, rounds.target, rounds.draft, r, row.held)
-                if member.resumed:
-                    request = member.text.request
-                    self._tiers.generations.finished(kind.target, kind.drafter, kind.depth, request)
+            if row.end not in (None, "failed"):
+                self._forget(member)
+
+    def _forget(self, member: Member) -> None:
+        """A generation that has ended, or that nobody wants, is not to go on."""
+        if member.checkpointed:
+            kind = member.kind
+            request = member.text.request
+            self._tiers.generations.finished(kind.target, kind.drafter, kind.depth, request)
 
     def _start(self, ready: Batch[Cohort]) -> None:
         """Rows whose prompts are done go into a group."""
@@ -313,6 +337,7 @@ class Groups:
         """Deliver, let go of rows that have ended, and put the others where they belong now."""
         for member in group.members:
             _deliver(member)
+        self._checkpoint(group)
         self._keep_retired(group)
         due = group.stage.target.due
         for wanted in (False, True):
@@ -383,6 +408,14 @@ def _fail(batch: Batch[Any], error: Exception) -> None:
         failure = GroupError(f"a group of {rows} ended: {type(error).__name__}: {said}")
         failure.__cause__ = error
         member.stream.close(failure)
+
+
+def _same_generation(one: Member, other: Member) -> bool:
+    """Whether their checkpoints could not be told apart."""
+    return one.text.request == other.text.request and (
+        (one.kind.target, one.kind.drafter, one.kind.depth)
+        == (other.kind.target, other.kind.drafter, other.kind.depth)
+    )
 
 
 def _within(limit: int | None, wanted: int) -> bool:

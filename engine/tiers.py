@@ -19,6 +19,7 @@ from .cache.ssd import FLUSH_S, SSD
 from .cache.store import Store
 from .cache.writer import Writer
 from .drafters.source import DraftProvider, DraftRows
+from .errors import BadInput
 from .generations import Generations
 from .kept import Start, as_tokens, captured, namespace_of, started
 from .prefill import Prompt
@@ -38,7 +39,8 @@ class Tiers:
     """What keeps states between requests; without a cache, nothing does.
 
     It belongs to the thread that runs the forwards. What was not used for `demote_after_s` leaves
-    the memory for the disk, once that thread is idle.
+    the memory for the disk, once that thread is idle. Generations in flight are written down every
+    `checkpoint_tokens` tokens, for the case that the process is killed.
     """
 
     def __init__(
@@ -46,10 +48,12 @@ class Tiers:
         cache: PromptCache | None = None,
         ssd: SSD | None = None,
         demote_after_s: float | None = None,
+        checkpoint_tokens: int | None = None,
     ) -> None:
         self._cache = cache
         self._ssd = ssd
         self.demote_after_s = demote_after_s
+        self.checkpoint_tokens = checkpoint_tokens if ssd is not None else None
         self._writer: Writer | None = None
         self.generations = Generations(ssd)
         if cache is not None and ssd is not None:
@@ -143,6 +147,7 @@ def open_tiers(
     ssd: str | os.PathLike[str] | None = None,
     ssd_bytes: int = SSD_BYTES,
     demote_after_s: float | None = None,
+    checkpoint_tokens: int | None = None,
 ) -> Tiers:
     """Tiers for a target and whatever is mounted on it or beside it.
 
@@ -151,12 +156,16 @@ def open_tiers(
         ssd: the folder of the durable tier; None is none.
         ssd_bytes: its cap.
         demote_after_s: when an unused entry leaves the memory for the folder; None: never.
+        checkpoint_tokens: after how many tokens each a generation in flight is written down, so
+            that it goes on after a kill; None: only when the engine is closed.
 
     Raises:
         BadInput: a cap that is too small, or files that are not those the target was loaded from.
     """
+    if checkpoint_tokens is not None and checkpoint_tokens < 1:
+        raise BadInput(f"checkpoint_tokens must be at least 1, got {checkpoint_tokens}")
     if ssd is None:
         return Tiers(PromptCache(ram_bytes))
     store = Store(ssd, target.store_identity, cap_bytes=ssd_bytes, codec=CODEC)
     tier = SSD(store)
-    return Tiers(PromptCache(ram_bytes, tier), tier, demote_after_s)
+    return Tiers(PromptCache(ram_bytes, tier), tier, demote_after_s, checkpoint_tokens)

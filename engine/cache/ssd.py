@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from ..errors import BadInput
 from .codecs import Decoder, encode
@@ -28,6 +29,15 @@ FLUSH_S = 30.0
 """How long the end of the process may wait for it."""
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Item:
+    """What waits to be written: a prefix, or the state of a generation while it is `going`."""
+
+    kept: Kept
+    generation: Generation | None = None
+    going: Callable[[], bool] = lambda: True
+
+
 class SSD:
     """`Cold` over a store, and what is to become durable in it.
 
@@ -36,7 +46,7 @@ class SSD:
 
     def __init__(self, store: Store, spill_bytes: int = SPILL_BYTES) -> None:
         self.store = store
-        self._spilled: SpillQueue[Kept] = SpillQueue(spill_bytes, self._write)
+        self._spilled: SpillQueue[_Item] = SpillQueue(spill_bytes, self._write_item)
         self._durability = Durability(
             store.has_durable_prefix,
             self._write_dirty,
@@ -60,13 +70,7 @@ class SSD:
 
     def spill(self, kept: Kept) -> bool:
         """Taken, if not written yet; False if it was to be written at once and could not be."""
-        failed = self._spilled.counts.failed
-        self._spilled.offer(kept, kept.nbytes)
-        if self._writer is None:
-            self._spilled.run_one(at_once)
-            return self._spilled.counts.failed == failed
-        self._writer.tell()
-        return True
+        return self._offer(_Item(kept))
 
     def schedule(self, tokens: Tokens, namespace: str) -> None:
         """Those tokens' state is to be durable, once there is time."""
@@ -77,6 +81,10 @@ class SSD:
     def suspend(self, kept: Kept, generation: Generation) -> bool:
         """Store an unfinished generation; earlier checkpoints of it go."""
         return self._put(kept, generation_namespace(generation.key), generation, at_once)
+
+    def checkpoint(self, kept: Kept, generation: Generation, going: Callable[[], bool]) -> bool:
+        """The same, when there is time, and only if the generation is still `going` then."""
+        return self._offer(_Item(kept, generation, going))
 
     def unfinished(
         self, prompt: Tokens, key: str, namespace: str
@@ -106,6 +114,33 @@ class SSD:
         report = writer.close(timeout_s)
         self._writer = None
         return report
+
+    def _offer(self, item: _Item) -> bool:
+        """Taken, if not written yet; False if it was to be written at once and could not be."""
+        failed = self._spilled.counts.failed
+        self._spilled.offer(item, item.kept.nbytes)
+        if self._writer is None:
+            self._spilled.run_one(at_once)
+            return self._spilled.counts.failed == failed
+        self._writer.tell()
+        return True
+
+    def _write_item(self, item: _Item, run_step: RunStep, /) -> bool:
+        generation = item.generation
+        if generation is None:
+            return self._write(item.kept, run_step)
+        if not item.going():
+            return False
+        namespace = generation_namespace(generation.key)
+        written = self._put(item.kept, namespace, generation, run_step)
+
+        def check() -> None:
+            if not item.going():
+                self.finished(generation.key)
+
+        # It may have ended meanwhile, when there was nothing to remove yet.
+        run_step(check)
+        return written
 
     def _run_step(self, step: Step) -> None:
         if self._writer is None:

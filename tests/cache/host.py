@@ -18,7 +18,7 @@ def main(folder: str, family: str, kind: str, *numbers: str) -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     target, drafter = target_of(family), drafter_of(family, kind)
     requests = requests_of(family)
-    tiers = open_tiers(target, ram_bytes=1 << 20, ssd=folder)
+    tiers = open_tiers(target, ram_bytes=1 << 20, ssd=folder, checkpoint_tokens=8)
     drafters = [drafter] if drafter else []
     with Engine(target, drafters, limits=Limits(rows=4), tiers=tiers) as engine:
         sys.stdout.write("ready\n")

@@ -63,13 +63,75 @@ def test_resume_at_any_round(family: str, kind: str, tmp_path: Path) -> None:
         for number, stream in zip(chosen, streams, strict=True):
             assert same_stream(stream.result(), alone[number]), number
         # Nothing is left to go on with.
-        left = [f for f in (tmp_path / str(world)).rglob("*") if b"__generation" in _head(f)]
-        assert not left
+        assert not unfinished_in(tmp_path / str(world))
     assert resumed
 
 
 def _head(file: Path) -> bytes:
     return file.read_bytes()[:4096] if file.is_file() else b""
+
+
+@pytest.mark.parametrize(("family", "kind"), PAIRS)
+def test_resume_of_what_nobody_could_close(family: str, kind: str, tmp_path: Path) -> None:
+    """The process is gone between two turns: it goes on from the last checkpoint."""
+    own = pool(family, kind)
+    requests = [replace(own.requests[i], max_tokens=24) for i in (3, 4, 9)]
+    alone = [last(list(generate(own.target, r, own.drafter))) for r in requests]
+    resumed = 0
+    for turns in (4, 11):
+        folder = tmp_path / str(turns)
+        for _ in range(2):
+            tiers = open_tiers(own.target, ram_bytes=0, ssd=folder, checkpoint_tokens=3)
+            engine, streams = begun(own, requests, tiers, 3)
+            engine.turn()
+            before = [list(stream._events) for stream in streams]
+            for _ in range(turns):
+                engine.turn()
+        resumed += sum(map(bool, before))
+        while engine.turn():
+            pass
+        assert all(map(same_stream, (stream.result() for stream in streams), alone))
+        assert not unfinished_in(folder)
+    assert resumed
+
+
+def unfinished_in(folder: Path) -> list[Path]:
+    return [file for file in folder.rglob("*") if b"__generation" in _head(file)]
+
+
+def test_a_cancelled_generation_is_not_to_go_on(tmp_path: Path) -> None:
+    own = pool("dense", "off")
+    tiers = open_tiers(own.target, ssd=tmp_path, checkpoint_tokens=2)
+    engine, (stream,) = begun(own, [replace(own.requests[4], max_tokens=24)], tiers, 1)
+    for _ in range(6):
+        engine.turn()
+    assert unfinished_in(tmp_path)
+    stream.cancel()
+    engine.turn()
+    assert not unfinished_in(tmp_path)
+
+
+@pytest.mark.parametrize("interrupted", [False, True])
+def test_a_generation_in_flight_is_nobody_elses(interrupted: bool, tmp_path: Path) -> None:
+    """The same request again, while the first is served: it draws for itself."""
+    target = target_of("dense")
+    own = Pool(target, None, (), ())
+    request = Request(tuple(target.encode("Name: ")), 24, Sampling(temperature=1.0))
+    if interrupted:
+        engine, _ = begun(own, [request], open_tiers(target, ssd=tmp_path), 1)
+        for _ in range(5):
+            engine.turn()
+        engine.close()
+    tiers = open_tiers(target, ssd=tmp_path, checkpoint_tokens=1)
+    engine, (first,) = begun(own, [request], tiers, 2)
+    for _ in range(5):
+        engine.turn()
+    assert unfinished_in(tmp_path)
+    second = engine.submit(request)
+    while engine.turn():
+        pass
+    assert first.result().seed != second.result().seed
+    assert not unfinished_in(tmp_path)
 
 
 def test_resume_of_a_seed_that_was_drawn(tmp_path: Path) -> None:

@@ -13,6 +13,8 @@ from mlx_lm.models.cache import load_prompt_cache
 from engine.cache.codecs import CODEC, Decoder, encode
 from engine.cache.entry import Buffer, Generation, Identity, Step, TensorSpec
 from engine.cache.header import generation_namespace
+from engine.cache.prompt_cache import Kept
+from engine.cache.ssd import SSD
 from engine.cache.store import Store
 from engine.cache.stored import Stored
 from engine.state.checkpoint import Attachment, Checkpoint, capture
@@ -141,3 +143,18 @@ def test_a_state_is_read_in_steps_that_may_be_refused(tmp_path: Path) -> None:
     assert len(reads) == 3
     assert not list(tmp_path.rglob("*.safetensors"))
     assert store.put(entry, read)
+
+
+@pytest.mark.parametrize("goes_on", [(True, True), (False,), (True, False)])
+def test_a_checkpoint_of_a_generation_that_has_ended_does_not_stay(
+    goes_on: tuple[bool, ...], tmp_path: Path
+) -> None:
+    """Ended before it was written, or while it was."""
+    tokens = np.array(ids(6, 1), np.int32)
+    kept = Kept("plain", tokens, stored("dense", fed("dense", tokens.tolist())))
+    generation = Generation("key", "plain", 4, (*tokens[4:].tolist(), 9), 9, 0, False)
+    store, left = open_store(tmp_path), iter(goes_on)
+    SSD(store).checkpoint(kept, generation, lambda: next(left))
+    assert next(left, None) is None
+    found = store.find_generation_checkpoint(tokens[:4], "key", "plain")
+    assert (found is not None) == all(goes_on)
