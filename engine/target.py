@@ -22,7 +22,6 @@ from .cache.entry import Identity
 from .cache.identity import (
     Artifact,
     Memo,
-    Option,
     digest,
     digest_of,
     fingerprint,
@@ -335,16 +334,16 @@ class Target:
         )
         return Identity(self.path.name, print_, tokenizer)
 
-    def namespace(self, drafter: str | None = None, **options: Option) -> str:
-        """Where entries of this target stand in its folder, beside a drafter of that namespace.
+    def namespace(self, drafter: str | None = None) -> str:
+        """What a state of this target, beside one of the drafter of that namespace, is found under.
 
-        `options` are further ones that keys and values depend on, by name.
+        Two states may stand for each other only under the same; see `cache.identity.namespace`.
         """
         how, adapter = self._quantization, self.adapter
         return namespace(
             adapter=None if adapter is None else adapter.digest,
             drafter=drafter,
-            kv={**options, **({} if how is None else asdict(how))},
+            kv=None if how is None else asdict(how),
         )
 
 

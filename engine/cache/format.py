@@ -149,17 +149,15 @@ def _header(entry: Entry, origin: Origin, hashes: tuple[str, ...]) -> Header:
     return Header(entry, origin, hashes, digest, text)
 
 
-def read_header(files: Files, file: Descriptor, size: int, codec: str | None = None) -> Header:
+def read_header(files: Files, file: Descriptor, size: int) -> Header:
     """Read and validate the header of a regular file of `size` bytes, however hostile.
-
-    Entries of other codecs are refused if `codec` is given.
 
     Raises:
         Damaged: it is not as we write it, or the file is too long or too short for it.
-        Foreign: the header is whole, but of another version or codec.
+        Foreign: the header is whole, but of another version.
         OSError: a call failed.
     """
-    return parse(read_text(files, file, size), size, codec)
+    return parse(read_text(files, file, size), size)
 
 
 def read_text(files: Files, file: Descriptor, size: int) -> bytes:
@@ -178,23 +176,28 @@ def read_text(files: Files, file: Descriptor, size: int) -> bytes:
     return bytes(memoryview(head)[LENGTH_BYTES:data_start])
 
 
-def parse(text: bytes, size: int, codec: str | None = None) -> Header:
-    """Validate a header's text; see `read_header`."""
+def parse(text: bytes, size: int) -> Header:
+    """Validate the text of a header, of any codec; see `read_header`."""
     digest = _proven(text)
     fields, metadata = _fields(text, digest, unique=True)
     hashes = metadata.pop("0.tensor_hashes", "").split()
     data_start = LENGTH_BYTES + len(text)
     tensors = tensors_of(fields, size - data_start)
-    entry, origin = entry_of(metadata, tensors, codec)
+    entry, origin = entry_of(metadata, tensors)
     if list(map(len, hashes)) != [DIGITS] * len(tensors):
         raise Damaged(f"{len(hashes)} hashes for {len(tensors)} tensors, or too short ones")
     return Header(entry, origin, tuple(hashes), digest, text)
 
 
 def outline(text: bytes, size: int, codec: str | None = None) -> tuple[Outline, str]:
-    """A header's outline and hash, and no more of the same than tells a file from a damaged one.
+    """A header's outline and hash; of its tensors, only where the last one ends is looked at.
 
-    What an attacker may have put into the rest `parse` finds.
+    That tells a whole file from a damaged one. What someone may have written into the rest on
+    purpose is found by `parse`, before an entry is handed out.
+
+    Raises:
+        Damaged: as for `read_header`, as far as it is looked at.
+        Foreign: the header is whole, but of another version or, if that is given, codec.
     """
     digest = _proven(text)
     fields, metadata = _fields(text, digest, unique=False)

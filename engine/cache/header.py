@@ -169,7 +169,7 @@ class Outline:
 
 
 def outline_of(fields: Mapping[str, str], codec: str | None) -> Outline:
-    """Part of what `fields_of` was given. Entries of other codecs than `codec` are not looked into.
+    """Part of what `fields_of` was given. With a `codec`, entries of others are not looked into.
 
     Raises:
         Damaged: it was given something else.
@@ -200,11 +200,13 @@ def outline_of(fields: Mapping[str, str], codec: str | None) -> Outline:
     return outline
 
 
-def entry_of(
-    fields: Mapping[str, str], tensors: tuple[TensorSpec, ...], codec: str | None
-) -> tuple[Entry, Origin]:
-    """All that `fields_of` was given; see `outline_of`."""
-    outline = outline_of(fields, codec)
+def entry_of(fields: Mapping[str, str], tensors: tuple[TensorSpec, ...]) -> tuple[Entry, Origin]:
+    """All that `fields_of` was given, whatever the codec.
+
+    Raises:
+        Damaged: it was given something else.
+    """
+    outline = outline_of(fields, None)
     foreign = {key: value for key, value in fields.items() if not key.startswith(OURS)}
     if unknown := fields.keys() - foreign.keys() - _KNOWN:
         raise Damaged(f"unknown field {min(unknown)!r}")

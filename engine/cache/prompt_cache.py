@@ -188,10 +188,6 @@ class PromptCache:
         else:
             self._adopt(kept)
 
-    def covers(self, tokens: Tokens, namespace: str) -> bool:
-        """Whether an entry here could serve all of the tokens; it does not count as used."""
-        return self._index.covers(namespace, tokens)
-
     def holding(self, tokens: Tokens, namespace: str) -> Kept | None:
         """An entry that serves all these tokens; it does not count as used."""
         found = self._index.longest(namespace, tokens, len(tokens))

@@ -34,9 +34,9 @@ class SSD:
     Until `start`, everything is written in the caller's thread.
     """
 
-    def __init__(self, store: Store, spill_bytes: int = SPILL_BYTES) -> None:
+    def __init__(self, store: Store) -> None:
         self.store = store
-        self._spilled: SpillQueue[Kept] = SpillQueue(spill_bytes, self._write)
+        self._spilled: SpillQueue[Kept] = SpillQueue(SPILL_BYTES, self._write)
         self._durability = Durability(
             store.has_durable_prefix,
             self._write_dirty,

@@ -231,8 +231,3 @@ class TierList:
 
 def _exists(line: Line) -> bool:
     return line.file is not None and line.file.exists()
-
-
-def _mtime(line: Line) -> int:
-    assert line.file is not None
-    return line.file.stat().st_mtime_ns

@@ -374,7 +374,7 @@ def test_what_was_not_used_for_long_is_demoted_and_found_again() -> None:
     now_s[0] = 5.0
     assert cache.take(as_tokens([1, 0, 5]), "") is not None
     assert cache.exactly(as_tokens([2, 0]), "") is not None
-    assert cache.covers(as_tokens([2, 0]), "")
+    assert cache.holding(as_tokens([2, 0]), "") is not None
     assert cache.demote(6) == 0
     assert cache.demote(5) == 2
     assert (len(cache), cache.nbytes) == (1, 32)
@@ -479,8 +479,8 @@ def test_two_adapters_never_meet_over_one_prompt() -> None:
     cache.put(as_tokens([1, 2, 3]), first, state("", [1, 2, 3], "any"))
     assert cache.take(as_tokens([1, 2, 3, 4]), second) is None
     assert cache.take(as_tokens([1, 2, 3, 4]), first) is not None
-    assert not cache.covers(as_tokens([1, 2]), second)
-    assert cache.covers(as_tokens([1, 2]), first)
+    assert cache.holding(as_tokens([1, 2]), second) is None
+    assert cache.holding(as_tokens([1, 2]), first) is not None
 
 
 def test_a_fetched_state_is_measured_by_its_own_tokens() -> None:

@@ -156,9 +156,6 @@ class Image(Files):
         into[: len(data)] = data
         return len(data)
 
-    def read_ahead(self, file: int, offset: int, count: int) -> None:
-        """Nothing: it is in memory."""
-
 
 JOBS: dict[str, Job] = {
     "flush": flush,
