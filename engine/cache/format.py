@@ -25,6 +25,7 @@ from .tensors import check_tensors, tensor_fields, tensors_of
 VERSION = "1"
 
 MAX_HEADER_BYTES = 16 << 20
+"""Some 3 million tokens; more is refused before memory is given to it."""
 
 LENGTH_BYTES = 8
 """In front of the header: its length, little-endian."""

@@ -1,4 +1,4 @@
-"""An entry as text: what a file says about its tensors, and what it may say. No mlx here.
+"""An entry's metadata as text: what a file says of itself beside its tensors. No mlx here.
 
 The fields are strings by name, as safetensors wants its metadata; `FORMAT.md` lists them. Nothing
 in them is looked up anywhere: they become numbers, strings and the dtypes of `ITEM_BYTES`.
@@ -26,6 +26,7 @@ from .strict import Damaged, Foreign, decimal, dump, items_of, load, object_of, 
 from .tensors import MAX_LENGTH
 
 GENERATION = "__generation_checkpoint__:"
+"""How the namespaces of unfinished generations begin, and no others."""
 
 _REUSE = {"trimmable": bool, "minimum": int}
 
@@ -39,7 +40,8 @@ _KNOWN = {
 
 OURS = "0."
 FOREIGN = ("1.", "2.")
-"""Of our metadata, and of mlx-lm's classes and scalars: `load_prompt_cache` takes no others."""
+"""How the keys of our metadata begin, and those of mlx-lm's classes and scalars: its
+`load_prompt_cache` takes no others."""
 
 
 @dataclass(frozen=True, slots=True)

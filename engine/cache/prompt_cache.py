@@ -76,7 +76,7 @@ class Cold(Protocol):
 
 
 class NoCold:
-    """Nothing stands behind the RAM tier. See `Cold`."""
+    """A `Cold` tier that has nothing and takes nothing: the RAM tier stands alone."""
 
     def promises(self, tokens: Tokens, namespace: str) -> int:
         return 0
@@ -189,17 +189,17 @@ class PromptCache:
             self._adopt(kept)
 
     def holding(self, tokens: Tokens, namespace: str) -> Kept | None:
-        """An entry that serves all these tokens; it does not count as used."""
+        """An entry that serves all of these tokens, None if there is none; no use is counted."""
         found = self._index.longest(namespace, tokens, len(tokens))
         return found[0].entry if found is not None and found[1] == len(tokens) else None
 
     def exactly(self, tokens: Tokens, namespace: str) -> Kept | None:
-        """The entry of exactly these tokens; it does not count as used."""
+        """The entry of exactly these tokens, None if there is none; no use is counted."""
         same = self._index.same(namespace, tokens)
         return same[0].entry if same else None
 
     def demote(self, idle_s: float) -> int:
-        """Spill and forget what was not used for that many seconds, and say how many that were.
+        """Spill and forget what was not used for that many seconds; how many entries that were.
 
         What the colder tier does not take stays.
         """

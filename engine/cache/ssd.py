@@ -25,7 +25,7 @@ SPILL_BYTES = 1 << 30
 """How much of what was evicted may wait for the disk."""
 
 FLUSH_S = 30.0
-"""How long the end of the process may wait for it."""
+"""How long the end of the process may wait for the disk."""
 
 
 class SSD:
@@ -47,7 +47,7 @@ class SSD:
         self._source: Callable[[Tokens, str], Kept | None] = lambda tokens, namespace: None
 
     def serve_from(self, source: Callable[[Tokens, str], Kept | None]) -> None:
-        """Where scheduled prefixes are read: what gives a state that serves all those tokens."""
+        """Read scheduled prefixes there: `source` gives a state that serves all of the tokens."""
         self._source = source
 
     def promises(self, tokens: Tokens, namespace: str) -> int:
@@ -59,7 +59,7 @@ class SSD:
         return None if found is None else self._restored(found.entry)
 
     def spill(self, kept: Kept) -> bool:
-        """Taken, if not written yet; False if it was to be written at once and could not be."""
+        """Queue a state, or before `start` write it at once: False if that failed."""
         failed = self._spilled.counts.failed
         self._spilled.offer(kept, kept.nbytes)
         if self._writer is None:
@@ -69,7 +69,7 @@ class SSD:
         return True
 
     def schedule(self, tokens: Tokens, namespace: str) -> None:
-        """Those tokens' state is to be durable, once there is time."""
+        """Have a state of those tokens made durable, once there is time."""
         self._durability.schedule(tokens, namespace)
         if self._writer is not None:
             self._writer.tell()
@@ -89,7 +89,7 @@ class SSD:
         return None if kept is None else (kept, entry.generation)
 
     def finished(self, key: str) -> None:
-        """That generation has ended."""
+        """Remove what is stored of that generation: it has ended."""
         self.store.remove_generation_checkpoints(key)
 
     def start(self, wake: Callable[[], None]) -> Writer:

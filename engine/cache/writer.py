@@ -15,7 +15,7 @@ class Writer:
     """Writes what was spilled as it comes, and what is dirty while the model thread is idle.
 
     Its steps run on the model thread, which calls `serve` between forwards, says when it is
-    `idle`, and `close`s it. `tell` may be called by any thread: there is something to write.
+    `idle`, and `close`s it. `tell` may be called by any thread.
 
     Args:
         wake: called when a step waits for the model thread.
@@ -59,6 +59,7 @@ class Writer:
             self._changed.notify()
 
     def tell(self) -> None:
+        """There is something to write."""
         with self._changed:
             self._told = True
             self._changed.notify()
