@@ -69,10 +69,10 @@ class Tiers:
         """Run one write step, if one waits."""
         return self._writer is not None and self._writer.serve()
 
-    def idle(self, now: bool) -> None:
+    def set_idle(self, idle: bool) -> None:
         """Say whether this thread has nothing else to do: what is scheduled is written then."""
         if self._writer is not None:
-            self._writer.idle(now)
+            self._writer.set_idle(idle)
 
     def demote(self) -> int:
         """Move what was not used for `demote_after_s` to the disk; how many entries that were."""

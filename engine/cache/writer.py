@@ -14,8 +14,8 @@ from .spill import SpillQueue
 class Writer:
     """Writes what was spilled as it comes, and what is dirty while the model thread is idle.
 
-    Its steps run on the model thread, which calls `serve` between forwards, says when it is
-    `idle`, and `close`s it. `tell` may be called by any thread.
+    Its steps run on the model thread, which calls `serve` between forwards, says by `set_idle` when
+    it has nothing else to do, and calls `close`. `tell` may be called by any thread.
 
     Args:
         wake: called when a step waits for the model thread.
@@ -46,16 +46,16 @@ class Writer:
 
     @property
     def asks(self) -> bool:
-        """Whether a step waits to be served."""
-        return self._gate.asked
+        """Whether a step waits for `serve`."""
+        return self._gate.asks
 
     def serve(self) -> bool:
         """Run one step; False if none waits."""
         return self._gate.serve()
 
-    def idle(self, now: bool) -> None:
+    def set_idle(self, idle: bool) -> None:
         with self._changed:
-            self._idle = now
+            self._idle = idle
             self._changed.notify()
 
     def tell(self) -> None:
