@@ -14,10 +14,11 @@ import mlx.core as mx
 import numpy as np
 
 from engine.cache.codecs import encode
-from engine.cache.entry import Identity, Reuse, Tokens
+from engine.cache.entry import Identity, Reuse
 from engine.cache.format import plan
 from engine.cache.header import Origin
 from engine.cache.stored import Stored
+from engine.kept import as_tokens
 from engine.state.checkpoint import Attachment, Checkpoint, capture_caches, restore_caches
 from engine.state.layouts import Cache
 
@@ -73,7 +74,7 @@ def line_of(
         namespace,
         history,
         reuse,
-        nbytes=sum(array.nbytes for array in copies) + 8 * len(tokens),
+        nbytes=sum(array.nbytes for array in copies) + 2 * tokens.nbytes,  # here and in the index
         file_bytes=plan(entry, Origin(IDENTITY, 1_800_000_000)).size,
         drafted=bool(drafts),
         arrays=copies,
@@ -113,10 +114,11 @@ def says_otherwise(
 
 
 def differing_reuse(stored: Stored, namespace: Namespace) -> str | None:
-    """How a state's reuse is not what its kinds allow, where the way it was filled cannot matter.
+    """How a state's reuse is not what its kinds of cache allow, in words.
 
-    Recurrent state is cut back to nothing. Keys and values are, but where a window may have passed
-    over them; and what was packed says nothing of when it was not.
+    Recurrent state cannot be cut back. Keys and values can, to any length; packed ones to no less
+    than where packing starts. Of more tokens than a window or chunk holds nothing is said: what can
+    be cut depends on how they were fed.
     """
     kinds, count = {held.kind for held in stored.leaves}, stored.tokens
     least = (namespace.start or 1) if namespace.due(count) else 1
@@ -128,10 +130,6 @@ def differing_reuse(stored: Stored, namespace: Namespace) -> str | None:
         for reuse in (stored.reuse, expected)
     )
     return None if served == wanted else f"serves its first {served} tokens, expected {wanted}"
-
-
-def as_tokens(tokens: Sequence[int]) -> Tokens:
-    return np.array(tokens, np.int32)
 
 
 def same(one: mx.array, other: mx.array) -> bool:

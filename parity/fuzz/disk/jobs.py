@@ -26,11 +26,11 @@ from .plays import NAMESPACES, Put, an_entry, operations, own, tokens
 from .small import read
 
 MEMORY_BYTES = 256 << 20
-"""That a hostile header may take at most, and seconds."""
-
 LONGEST_S = 1.0
+"""What reading a hostile header may take at most."""
 
 MOST_SCHEDULED = 200
+"""Prefixes in one job: as many as a flush is given to write."""
 
 
 def play(say: Say, folder: str, seed: int, cap: int, call: int | None) -> None:
