@@ -96,7 +96,7 @@ class Durability:
         self._max_records = max_records
         self._records: dict[tuple[str, bytes], _Dirty] = {}
         self._dropped = 0
-        self._spilled: SpillCounts | None = None
+        self._reported_spill: SpillCounts | None = None
         self._lock, self._serial = threading.Lock(), threading.Lock()
 
     @property
@@ -135,7 +135,7 @@ class Durability:
                 ]
             if not due:
                 return False
-            self._concluded(due[0], self._written(due[0], self._run_step))
+            self._conclude(due[0], self._make_durable(due[0], self._run_step))
             return True
         finally:
             self._serial.release()
@@ -158,8 +158,8 @@ class Durability:
             pending = max(0, len(self._records) - missing - failed)
             dropped, self._dropped = self._dropped, 0
         if self._spill is not None:
-            now, before = self._spill.counts, self._spilled
-            self._spilled = now
+            now, before = self._spill.counts, self._reported_spill
+            self._reported_spill = now
             pending += now.pending
             dropped += now.dropped - (before.dropped if before else 0)
             failed += now.failed - (before.failed if before else 0)
@@ -187,15 +187,15 @@ class Durability:
         for record in records:
             if limit.over:
                 break
-            done = self._written(record, limit)
+            done = self._make_durable(record, limit)
             if done or not limit.over:
                 written.append(done)
         # Last, because a later one may serve an earlier one that was missing, or push it out.
         return [
-            self._concluded(record, done) for record, done in zip(records, written, strict=False)
+            self._conclude(record, done) for record, done in zip(records, written, strict=False)
         ]
 
-    def _written(self, record: _Dirty, run_step: RunStep) -> bool | None:
+    def _make_durable(self, record: _Dirty, run_step: RunStep) -> bool | None:
         """Write a record if it is not durable, as `WriteDurably` does."""
         record.due_s = None
         if self._is_durable(record.tokens, record.namespace):
@@ -206,8 +206,8 @@ class Durability:
             log.warning("a prefix could not be made durable: %s", error)
             return False
 
-    def _concluded(self, record: _Dirty, done: bool | None) -> bool | None:
-        """What `_written` said, seen again after all writes, which may have evicted each other.
+    def _conclude(self, record: _Dirty, done: bool | None) -> bool | None:
+        """What `_make_durable` said, seen again after all writes: one may have undone another.
 
         A record that is durable is forgotten, unless it was scheduled anew; any other stays dirty.
         """

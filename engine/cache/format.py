@@ -105,7 +105,7 @@ def write_entry(
     entry, offset = planned.entry, planned.data_start
     hashes = []
     for tensor in entry.tensors:
-        hashes.append(_write_tensor(files, file, _fetched(tensor, read, run_step), offset))
+        hashes.append(_write_tensor(files, file, _fetch(tensor, read, run_step), offset))
         offset += tensor.nbytes
     header = _header(entry, planned.origin, tuple(hashes))
     length = len(header.text).to_bytes(LENGTH_BYTES, "little")
@@ -126,7 +126,7 @@ def _write_tensor(files: Files, file: Descriptor, data: memoryview, offset: int)
     return hash_.hexdigest()
 
 
-def _fetched(tensor: TensorSpec, read: Read, run_step: RunStep) -> memoryview:
+def _fetch(tensor: TensorSpec, read: Read, run_step: RunStep) -> memoryview:
     fetched: list[Buffer] = []
     run_step(lambda: fetched.append(read(tensor)))
     if len(fetched) != 1:

@@ -100,7 +100,7 @@ class Keeper:
                 self.catalog.add(record)
                 self._counts["stored"] += 1
             for old in replaced:
-                if self.removed(old):
+                if self.remove(old):
                     self.count("superseded")
             self.evict(record)
 
@@ -118,7 +118,7 @@ class Keeper:
             with self.lock:
                 records = self.catalog.generations(key)
             for record in records:
-                self.removed(record)
+                self.remove(record)
 
     def scan(self) -> None:
         """List our folders and look at what is new. `disk` is held."""
@@ -214,10 +214,10 @@ class Keeper:
                 with self.lock:
                     self.catalog.touch(record, mtime_ns)
                 heapq.heappush(heap, (mtime_ns, record.name, record))
-            elif self.removed(record):
+            elif self.remove(record):
                 self.count("evicted")
 
-    def removed(self, record: Record) -> bool:
+    def remove(self, record: Record) -> bool:
         """Remove a file, then forget it; False if it is still there."""
         try:
             self.shelf.remove(record.folder, record.name)

@@ -154,7 +154,7 @@ class PromptCache:
         """
         found = self._index.longest(namespace, tokens)
         own, count = (None, 0) if found is None else found
-        fetched = self._fetched(tokens, namespace, count)
+        fetched = self._fetch(tokens, namespace, count)
         if fetched is not None:
             self._count(hits=1, cold_hits=1)
             return fetched
@@ -184,7 +184,7 @@ class PromptCache:
         own.flags.writeable = False
         kept = Kept(namespace, own, stored, tuple(checkpoints))
         if kept.nbytes > self.cap_bytes:
-            self._spilled(kept)
+            self._spill(kept)
         else:
             self._adopt(kept)
 
@@ -205,7 +205,7 @@ class PromptCache:
         """
         latest = self._clock() - idle_s
         idle = [indexed for indexed, use in self._uses.items() if use.at_s <= latest]
-        demoted = [indexed for indexed in idle if self._spilled(indexed.entry)]
+        demoted = [indexed for indexed in idle if self._spill(indexed.entry)]
         for indexed in demoted:
             self._forget(indexed)
         return len(demoted)
@@ -220,7 +220,7 @@ class PromptCache:
         nbytes = kept.nbytes
         while self.nbytes + nbytes > self.cap_bytes:
             oldest = next(iter(self._uses))
-            self._spilled(oldest.entry)
+            self._spill(oldest.entry)
             self._forget(oldest)
             self._count(evicted=1)
         indexed = self._index.add(kept.namespace, kept.tokens, kept.reuse, kept)
@@ -231,7 +231,7 @@ class PromptCache:
         self._index.remove(indexed)
         self.nbytes -= self._uses.pop(indexed).nbytes
 
-    def _fetched(self, tokens: Tokens, namespace: str, more_than: int) -> Hit | None:
+    def _fetch(self, tokens: Tokens, namespace: str, more_than: int) -> Hit | None:
         """What the colder tier has if that is more; it is then here as well, where it fits."""
         try:
             if self._cold.promises(tokens, namespace) <= more_than:
@@ -248,7 +248,7 @@ class PromptCache:
             self._adopt(kept)
         return hit
 
-    def _spilled(self, kept: Kept) -> bool:
+    def _spill(self, kept: Kept) -> bool:
         try:
             return self._cold.spill(kept)
         except Exception as error:

@@ -36,12 +36,12 @@ class SSD:
 
     def __init__(self, store: Store) -> None:
         self.store = store
-        self._spilled: SpillQueue[Kept] = SpillQueue(SPILL_BYTES, self._write)
+        self._spill_queue: SpillQueue[Kept] = SpillQueue(SPILL_BYTES, self._write)
         self._durability = Durability(
             store.has_durable_prefix,
             self._write_dirty,
             run_step=self._run_step,
-            spill=self._spilled,
+            spill=self._spill_queue,
         )
         self._writer: Writer | None = None
         self._source: Callable[[Tokens, str], Kept | None] = lambda tokens, namespace: None
@@ -56,15 +56,15 @@ class SSD:
 
     def fetch(self, tokens: Tokens, namespace: str) -> Kept | None:
         found = self.store.find(tokens, namespace)
-        return None if found is None else self._restored(found.entry)
+        return None if found is None else self._restore(found.entry)
 
     def spill(self, kept: Kept) -> bool:
         """Queue a state, or before `start` write it at once: False if that failed."""
-        failed = self._spilled.counts.failed
-        self._spilled.offer(kept, kept.nbytes)
+        failed = self._spill_queue.counts.failed
+        self._spill_queue.offer(kept, kept.nbytes)
         if self._writer is None:
-            self._spilled.run_one(at_once)
-            return self._spilled.counts.failed == failed
+            self._spill_queue.run_one(at_once)
+            return self._spill_queue.counts.failed == failed
         self._writer.tell()
         return True
 
@@ -85,7 +85,7 @@ class SSD:
         entry = self.store.find_generation_checkpoint(prompt, key, namespace)
         if entry is None or entry.generation is None:
             return None
-        kept = self._restored(entry)
+        kept = self._restore(entry)
         return None if kept is None else (kept, entry.generation)
 
     def finished(self, key: str) -> None:
@@ -94,7 +94,7 @@ class SSD:
 
     def start(self, wake: Callable[[], None]) -> Writer:
         """Write in a thread from now on, whose steps the caller's thread is to serve."""
-        self._writer = Writer(self._spilled, self._durability, wake)
+        self._writer = Writer(self._spill_queue, self._durability, wake)
         self._writer.start()  # once its steps find their way
         return self._writer
 
@@ -140,7 +140,7 @@ class SSD:
             return False
         return self.store.put(*encoded[0], run_step)
 
-    def _restored(self, entry: Entry) -> Kept | None:
+    def _restore(self, entry: Entry) -> Kept | None:
         try:
             decoder = Decoder(entry)
             if not self.store.restore(entry, decoder.room):
