@@ -13,10 +13,10 @@ from .cache.ssd import SSD
 from .drafters.source import DraftProvider
 from .errors import BadInput
 from .host import read
+from .journal import Journal, generation_key
 from .kept import Start, as_tokens, captured, namespace_of, started
 from .prefill import Prompt
 from .requests import make_row_sampling
-from .resume import Journal, generation_key
 from .rounds import Rounds
 from .sampling import Greedy, RowSampling
 from .target import Target

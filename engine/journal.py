@@ -1,6 +1,6 @@
-"""An unfinished generation: what is written down of it, and how it goes on as if never interrupted.
+"""The journal of an unfinished generation, which goes on from it as if never interrupted.
 
-The states of target and drafter are kept as for any prefix. Beside them stands a journal of the
+The states of target and drafter are kept as for any prefix. Beside them stands the journal: the
 rounds that were delivered. Going on replays it through the same walk that made it, so the reader,
 the trace and the statistics are those of a run without interruption.
 """
@@ -19,6 +19,7 @@ from .rounds import accept
 from .values import Request
 
 VERSION = 1
+"""Of a journal's text: another one is not read, and the generation begins anew."""
 
 
 @dataclass(frozen=True, slots=True)
