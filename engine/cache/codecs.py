@@ -17,7 +17,8 @@ import mlx.core as mx
 
 from ..errors import BadInput
 from ..state.checkpoint import Attachment, Checkpoint
-from ..state.forms import Held, Numbers, parse_word, with_arrays
+from ..state.forms import Held, parse_word, with_arrays
+from ..state.kinds import Numbers
 from ..state.layouts import CHUNKED, CONCATENATED, PLAIN, QUANTIZED, RECURRENT, RING
 from .arrays import bytes_of, empty, spec_of
 from .entry import AttachmentHeader, Entry, Generation, Read, TensorSpec, Tokens
