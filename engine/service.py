@@ -9,10 +9,11 @@ from types import TracebackType
 
 import mlx.core as mx
 
+from .batches import Kind, Member
 from .collector import Collector
 from .drafters.source import DraftProvider
 from .errors import BadInput
-from .groups import GroupRound, Groups, Kind, Limits, Member
+from .groups import GroupRound, Groups, Limits
 from .prefill import Prompt
 from .requests import (
     check,
