@@ -40,16 +40,16 @@ def started(
         BadInput: it does not fit the target or the drafter, or the two stand at different tokens.
     """
     taps = () if drafter is None else drafter.taps
-    rows = target.rows_holding(stored.leaves, stored.tokens, taps)
+    rows = target.rows_holding(stored.leaves, stored.num_tokens, taps)
     if drafter is None:
         return Start(rows, None)
     if len(checkpoints) != 1:
         raise BadInput(f"a drafter's state has 1 checkpoint, got {len(checkpoints)}")
     (checkpoint,) = checkpoints
-    if checkpoint.processed_tokens != stored.tokens:
+    if checkpoint.processed_tokens != stored.num_tokens:
         raise BadInput(
             f"a drafter's state of {checkpoint.processed_tokens} tokens cannot stand beside its "
-            f"target's of {stored.tokens}"
+            f"target's of {stored.num_tokens}"
         )
     return Start(rows, drafter.open(samplers, checkpoint))
 

@@ -101,7 +101,7 @@ def encode(
     Raises:
         BadInput: the state is not that of so many tokens, or a cache's kind has no codec.
     """
-    for stands in (stored.tokens, *(a.processed_tokens for a in attachments)):
+    for stands in (stored.num_tokens, *(a.processed_tokens for a in attachments)):
         if stands != len(tokens):
             raise BadInput(f"a state of {stands} tokens cannot be stored under {len(tokens)}")
     slots, own = _all_slots(stored.caches), iter(stored.arrays)

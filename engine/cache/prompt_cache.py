@@ -42,7 +42,7 @@ class Kept:
     def __post_init__(self) -> None:
         if not len(self.tokens):
             raise BadInput("a state of 0 tokens is not kept; at least 1 is needed")
-        for stands in (self.stored.tokens, *(c.processed_tokens for c in self.checkpoints)):
+        for stands in (self.stored.num_tokens, *(c.processed_tokens for c in self.checkpoints)):
             if stands != len(self.tokens):
                 raise BadInput(f"a state of {stands} tokens cannot stand for {len(self.tokens)}")
 
@@ -59,7 +59,7 @@ class Kept:
         return self.stored.nbytes + drafts + 2 * self.tokens.nbytes
 
 
-class Cold(Protocol):
+class ColderTier(Protocol):
     """A slower tier. What it raises is as good as having nothing, and is logged."""
 
     def promises(self, tokens: Tokens, namespace: str) -> int:
@@ -75,8 +75,8 @@ class Cold(Protocol):
         ...
 
 
-class NoCold:
-    """A `Cold` tier that has nothing and takes nothing: the RAM tier stands alone."""
+class NoColderTier:
+    """A `ColderTier` that has nothing and takes nothing: the RAM tier stands alone."""
 
     def promises(self, tokens: Tokens, namespace: str) -> int:
         return 0
@@ -130,7 +130,7 @@ class PromptCache:
     def __init__(
         self,
         cap_bytes: int,
-        cold: Cold | None = None,
+        cold: ColderTier | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         if cap_bytes < 0:
@@ -138,7 +138,7 @@ class PromptCache:
         self.cap_bytes = cap_bytes
         self.nbytes = 0
         self.counts = Counts()
-        self._cold: Cold = cold or NoCold()
+        self._cold: ColderTier = cold or NoColderTier()
         self._clock = clock
         self._index: PrefixIndex[Kept] = PrefixIndex()
         self._uses: OrderedDict[Indexed[Kept], _Use] = OrderedDict()  # the latest comes last

@@ -29,7 +29,7 @@ FLUSH_S = 30.0
 
 
 class SSD:
-    """`Cold` over a store, and what is to become durable in it.
+    """`ColderTier` over a store, and what is to become durable in it.
 
     Until `start`, everything is written in the caller's thread.
     """

@@ -114,7 +114,7 @@ class Store:
         A file that is not what was stored is removed; one that cannot be read now is left.
         """
         with self._lock:
-            record = self._catalog.of(entry)
+            record = self._catalog.record_of(entry)
         restored = record is not None and self._restore(record, room)
         self._keeper.count("hits" if restored else "misses")
         return restored

@@ -120,7 +120,7 @@ def differing_reuse(stored: Stored, namespace: Namespace) -> str | None:
     than where packing starts. Of more tokens than a window or chunk holds nothing is said: what can
     be cut depends on how they were fed.
     """
-    kinds, count = {held.kind for held in stored.leaves}, stored.tokens
+    kinds, count = {held.kind for held in stored.leaves}, stored.num_tokens
     least = (namespace.start or 1) if namespace.due(count) else 1
     expected = Reuse("recurrent" not in kinds, least)
     if kinds & {"ring", "chunked"} and count > WINDOW:

@@ -16,7 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from engine import BadInput
 from engine.cache.codecs import CODEC
 from engine.cache.entry import Reuse, Tokens
-from engine.cache.prompt_cache import Cold, Hit, Kept, PromptCache, served_by
+from engine.cache.prompt_cache import ColderTier, Hit, Kept, PromptCache, served_by
 from engine.cache.ssd import SSD
 from engine.cache.store import Store
 from engine.cache.stored import Stored
@@ -67,7 +67,7 @@ def kept(namespace: str, tokens: Sequence[int], kind: str) -> Kept:
 def check_hit(hit: Hit, namespace: str, tokens: Sequence[int]) -> None:
     """What was handed out is the state of the first `count` tokens and of nothing else."""
     seen = list(tokens[: hit.count])
-    assert hit.stored.tokens == hit.count
+    assert hit.stored.num_tokens == hit.count
     for held in hit.stored.leaves:
         truth = memory if held.kind == "recurrent" else columns
         for array in held.arrays:
@@ -292,7 +292,7 @@ class AgainstLists(RuleBasedStateMachine):
 TestAgainstLists = AgainstLists.TestCase
 
 
-def small(cap: int, cold: Cold | None = None) -> PromptCache:
+def small(cap: int, cold: ColderTier | None = None) -> PromptCache:
     return PromptCache(cap, cold)
 
 
