@@ -88,9 +88,8 @@ class Journal:
         for one in self.rounds:
             # A round that goes on emits what it accepted and one token more: all that was sampled.
             accepted = len(one.emitted) - 1
-            if not 0 <= accepted == len(one.logprobs) - 1 or (
-                one.emitted[:accepted] != one.draft[:accepted]
-            ):
+            whole = accepted >= 0 and len(one.logprobs) == len(one.emitted)
+            if not whole or one.emitted[:accepted] != one.draft[:accepted]:
                 raise BadInput("a generation's journal holds a round that did not go on")
             accept(row, one.draft, one.emitted, one.logprobs)
             if row.end is not None:

@@ -92,7 +92,7 @@ class Engine:
 
         Args:
             adapter: the name of a mounted adapter; None is the base model.
-            drafter: the id of a mounted drafter; None decodes plainly.
+            drafter: the id of a mounted drafter, or "default": the first one; None decodes plainly.
             depth: drafts per round; the drafter's default if None.
 
         Raises:

@@ -16,7 +16,7 @@ import numpy as np
 from xxhash import xxh3_128, xxh3_128_hexdigest
 
 from ..errors import BadInput
-from .entry import Buffer, Entry, Read, Room, RunStep, TensorSpec, at_once, no_room
+from .entry import Entry, Read, Room, RunStep, TensorSpec, at_once, in_step, no_room
 from .files import Descriptor, Files, read_all, write_all
 from .header import Origin, Outline, check, entry_of, fields_of, outline_of
 from .strict import MAX_PARTS, Damaged, Foreign, dump, load
@@ -127,11 +127,7 @@ def _write_tensor(files: Files, file: Descriptor, data: memoryview, offset: int)
 
 
 def _fetch(tensor: TensorSpec, read: Read, run_step: RunStep) -> memoryview:
-    fetched: list[Buffer] = []
-    run_step(lambda: fetched.append(read(tensor)))
-    if len(fetched) != 1:
-        raise BadInput(f"run_step ran a step {len(fetched)} times, not once")
-    data = fetched[0]
+    data = in_step(run_step, lambda: read(tensor))
     if data.nbytes != tensor.nbytes:
         raise BadInput(f"{tensor.name}: {data.nbytes} bytes, not {tensor.nbytes}")
     # Any contiguous buffer will do, also of an element type that memoryview has no letter for.

@@ -140,8 +140,9 @@ class Keeper:
                 if self._settled.get(folder) == mtime_ns:
                     return
                 complete = self._scan_names(folder, at)
-            settled = complete and self.clock() - mtime_ns > SETTLED_NS
-            self._settled[folder] = mtime_ns if settled else -1
+            self._settled.pop(folder, None)
+            if complete and self.clock() - mtime_ns > SETTLED_NS:
+                self._settled[folder] = mtime_ns
         except OSError as error:
             if is_gone(error):
                 self.forget(*self.known(folder).values())

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from ..errors import BadInput
 from .codecs import Decoder, encode
 from .durability import Durability, FlushReport
-from .entry import Buffer, Entry, Generation, RunStep, Step, TensorSpec, Tokens, at_once
+from .entry import Entry, Generation, RunStep, Step, Tokens, at_once, in_step
 from .header import generation_namespace
 from .prompt_cache import Kept
 from .spill import SpillQueue
@@ -114,9 +114,8 @@ class SSD:
             self._writer.run_step(step)
 
     def _write_dirty(self, tokens: Tokens, namespace: str, run_step: RunStep, /) -> bool | None:
-        found: list[Kept | None] = []
-        run_step(lambda: found.append(self._source(tokens, namespace)))
-        return None if found[0] is None else self._write(found[0], run_step)
+        kept = in_step(run_step, lambda: self._source(tokens, namespace))
+        return None if kept is None else self._write(kept, run_step)
 
     def _write(self, kept: Kept, run_step: RunStep, /) -> bool:
         """Store a state for good, unless a stored one serves all its tokens."""
@@ -127,18 +126,15 @@ class SSD:
     def _put(
         self, kept: Kept, namespace: str, generation: Generation | None, run_step: RunStep
     ) -> bool:
-        encoded: list[tuple[Entry, Callable[[TensorSpec], Buffer]]] = []
-
-        def step() -> None:
-            states = (kept.stored, namespace, kept.tokens, kept.checkpoints, generation)
-            encoded.append(encode(*states))
-
+        stored, tokens, drafts = kept.stored, kept.tokens, kept.checkpoints
         try:
-            run_step(step)
+            entry, read = in_step(
+                run_step, lambda: encode(stored, namespace, tokens, drafts, generation)
+            )
         except Exception as error:
             log.warning("a state of %d tokens cannot be stored: %s", len(kept.tokens), error)
             return False
-        return self.store.put(*encoded[0], run_step)
+        return self.store.put(entry, read, run_step)
 
     def _restore(self, entry: Entry) -> Kept | None:
         try:
