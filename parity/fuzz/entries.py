@@ -40,17 +40,19 @@ SCHEMA = "standalone-draft-v1:fuzz"
 class Sizes:
     """Bytes of a state of `WINDOW` tokens in RAM, and of the longest one's file."""
 
-    state: int
-    file: int
+    state_bytes: int
+    file_bytes: int
 
     def caps(self, ram: int, cold: int | None) -> tuple[int, int | None]:
         """A RAM tier for none, one, some, all; a colder tier that is small, or for all, or none."""
-        own = (0, 2 * self.state, 6 * self.state, 1 << 30)[ram]
-        return own, None if cold is None else (self.file // 2, 1 << 30)[cold]
+        own = (0, 2 * self.state_bytes, 6 * self.state_bytes, 1 << 30)[ram]
+        return own, None if cold is None else (self.file_bytes // 2, 1 << 30)[cold]
 
 
 @lru_cache
 def sizes_of(reference: Reference) -> Sizes:
+    """Measured on states of the reference's world."""
+
     def line(count: int, drafted: bool) -> Line:
         namespace, history = Namespace(""), History((tuple([0] * count),))
         caches = reference.fill(history)

@@ -111,7 +111,7 @@ def headers(say: Say, seed: int, count: int) -> None:
         image = hostile_file(Random(f"{seed} {number}"))
         began = time.process_time()
         try:
-            header = read_header(Image(image=image), 0, len(image))
+            header = read_header(InMemory(image=image), 0, len(image))
         except (Damaged, Foreign):
             pass
         except BaseException as error:
@@ -146,8 +146,8 @@ def _peak() -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Image(Files):
-    """A file's bytes, in memory."""
+class InMemory(Files):
+    """One file, whose bytes are in memory; any descriptor reads it."""
 
     image: bytes | bytearray = b""
 
