@@ -41,10 +41,10 @@ class Prompt:
 class Cohort:
     """Rows whose prompts are processed together.
 
-    All rows of a step append the same number of tokens, as many as the shortest of them lacks. Rows
-    whose prompt is done are to be left out before the next. In `tail-split` mode a prompt is done
-    without its last token, which heads the row's first window; in `full` mode the first token comes
-    from its logits.
+    All rows of a step append the same number of tokens, at most as many as the shortest of them
+    lacks. Rows whose prompt is done are to be left out before the next. In `tail-split` mode a
+    prompt is done without its last token, which heads the row's first window; in `full` mode the
+    first token comes from its logits.
     """
 
     def __init__(

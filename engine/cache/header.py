@@ -256,6 +256,7 @@ def _generation_of(value: Any) -> Generation:
         "seed_was_explicit": bool,
         "journal": str,
     }
+    # A list or null, of which `kinds` can say neither; False, which is refused below, if missing.
     rng = value.pop("rng", False) if isinstance(value, dict) else False
     fields = object_of(value, kinds)
     fields["generated"] = tuple(unpacked(fields["generated"]).tolist())

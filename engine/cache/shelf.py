@@ -62,7 +62,9 @@ class Temporary:
         assert self.name is not None
         final = self.name.removesuffix(".tmp")
         self.files.rename(self.name, final, self.at)
-        self.name = final
+        self.name = (
+            final  # which a failure from here on removes: it may not outlive a loss of power
+        )
         self.files.sync_folder(self.at)
         self.name = None
         return final

@@ -74,7 +74,7 @@ class Writer:
             self._changed.notify()
         while self._thread.is_alive():
             if not self._gate.serve():
-                self._thread.join(0.005)
+                self._thread.join(0.005)  # short, since a step may be asked for meanwhile
         self._gate.close()
         return self.report
 
