@@ -130,10 +130,10 @@ class Groups:
             alone = member.number if kind.target.quantizes else kind.alone
             kind = replace(kind, alone=alone)
             try:
-                if (rounds := self._resumed(kind, member)) is not None:
+                if (rounds := self._resume(kind, member)) is not None:
                     self._regroup(Batch(kind, rounds, (member,)))
                     continue
-                cohort = self._begun(kind, member)
+                cohort = self._begin(kind, member)
             except Exception as error:
                 member.stream.close(error)
                 continue
@@ -143,14 +143,14 @@ class Groups:
             else:
                 self._start(batch)
 
-    def _begun(self, kind: Kind, member: Member) -> Cohort:
+    def _begin(self, kind: Kind, member: Member) -> Cohort:
         """A cohort of one, which starts from what is kept of its prompt."""
         samplers, prompt = member.sampling, member.prompt
         empty = kind.target.new_rows(() if kind.drafter is None else kind.drafter.taps)
         start = self._tiers.start(kind.target, kind.drafter, samplers, prompt, empty)
         return Cohort(start.rows, start.draft, samplers, [prompt])
 
-    def _resumed(self, kind: Kind, member: Member) -> Rounds | None:
+    def _resume(self, kind: Kind, member: Member) -> Rounds | None:
         """The rounds of a generation that was interrupted, its reader told of what has been.
 
         None: there is no such generation.
