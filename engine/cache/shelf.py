@@ -62,9 +62,8 @@ class Temporary:
         assert self.name is not None
         final = self.name.removesuffix(".tmp")
         self.files.rename(self.name, final, self.at)
-        self.name = (
-            final  # which a failure from here on removes: it may not outlive a loss of power
-        )
+        # Until the folder is synced a failure removes it: the name may not outlive a loss of power.
+        self.name = final
         self.files.sync_folder(self.at)
         self.name = None
         return final
