@@ -3,10 +3,10 @@
 Read in this order: `generate.py` (one request, from prompt to stream), `prefill.py`, `rounds.py`
 (one round), `acceptance.py` (what counts as accepted), `sampling.py` (where tokens come from),
 `processors.py` (what changes logits first), `state/` (what is remembered and how it is rolled
-back), `drafters/` (who proposes), `target.py` (the model), `adapters.py` (what is mounted on
-it); then `groups.py` (many requests that share forwards), `service.py` (the thread that serves
-them), `tiers.py` and `cache/` (states that outlive their request), `generations.py` (requests that
-outlive their process).
+back), `drafters/` (who proposes), `target.py` (the model), `adapters.py` (what is mounted on it);
+then `batches.py` and `groups.py` (many requests that share forwards), `service.py` (the thread that
+serves them), `tiers.py`, `kept.py` and `cache/` (states that outlive their request),
+`generations.py` and `journal.py` (requests that outlive their process).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The two ways the engine says no."""
+"""The ways in which the engine says no: the caller's fault, its own, or that of a lost group."""
 
 
 class BadInput(ValueError):

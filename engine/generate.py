@@ -106,12 +106,12 @@ def _stream(
         cohort.step(prefill_chunk)
         if cohort.at_boundary:
             tiers.keep(target, live.target, live.draft, 0, prompt.tokens[:-1])
-    yield from _checked(row, text)
+    yield from _ready(row, text)
     rounds = cohort.rounds(depth, target.vocab_size)
     try:
         while not rounds.done:
             rounds.step()
-            yield from _checked(row, text)
+            yield from _ready(row, text)
     finally:
         rounds.close()
     tiers.keep(target, live.target, live.draft, 0, row.held)
@@ -120,7 +120,8 @@ def _stream(
     yield finish
 
 
-def _checked(row: Row, text: Collector) -> list[TokenEvent]:
+def _ready(row: Row, text: Collector) -> list[TokenEvent]:
+    """The events that became certain since the last call, or what the row failed with, raised."""
     if row.error is not None:
         raise row.error
     return text.ready()

@@ -13,10 +13,10 @@ from .cache.ssd import SSD
 from .drafters.source import DraftProvider
 from .errors import BadInput
 from .host import read
+from .journal import Journal, generation_key
 from .kept import Start, as_tokens, captured, namespace_of, started
 from .prefill import Prompt
 from .requests import make_row_sampling
-from .resume import Journal, generation_key
 from .rounds import Rounds, Row
 from .sampling import Greedy, RowSampling
 from .target import Target
@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 class Unfinished:
     """A generation that was interrupted: where it goes on, and how it came there.
 
-    `sampling` has the seed that it began with, `samplers` are where they stood.
+    `sampling` has the seed that it began with; `samplers` draw what would have been drawn next.
     """
 
     start: Start
@@ -58,8 +58,9 @@ class Generations:
     ) -> bool:
         """Keep a generation that has begun and not ended, as it is between two rounds.
 
-        True if it can go on later, whatever happens to this process; if not `at_once`, once that
-        has been written.
+        It is row `row` of `rounds`; `seed` is the one it draws with, None if it is greedy, and
+        `logprobs` are those of all tokens that it has delivered. True if it can go on later,
+        whatever happens to this process; if not `at_once`, once that has been written.
         """
         going = rounds.rows[row]
         if self._ssd is None or going.end is not None or len(going.held) <= len(request.prompt):
@@ -98,9 +99,9 @@ class Generations:
         """The generation that this request began earlier, if it was interrupted."""
         if self._ssd is None:
             return None
-        where = _namespace(target, drafter)
+        namespace = _namespace(target, drafter)
         found = self._ssd.unfinished(
-            as_tokens(request.prompt), _key(target, request, depth, where), where
+            as_tokens(request.prompt), _key(target, request, depth, namespace), namespace
         )
         if found is None:
             return None
@@ -116,7 +117,7 @@ class Generations:
                 if generation.rng is None:
                     raise BadInput("a sequential generation was kept without its chain of keys")
                 samplers.chains = (mx.array(generation.rng, dtype=mx.uint32),)
-            start = started(target, drafter, samplers, kept)
+            start = started(target, drafter, samplers, kept.stored, kept.checkpoints)
         except BadInput as error:
             log.warning("an unfinished generation begins anew: %s", error)
             return None
@@ -125,10 +126,10 @@ class Generations:
     def finished(
         self, target: Target, drafter: DraftProvider | None, depth: int, request: Request
     ) -> None:
-        """That generation has ended: nothing of it is to go on."""
+        """Forget what is stored of that generation: it has ended."""
         if self._ssd is not None:
-            where = _namespace(target, drafter)
-            self._ssd.finished(_key(target, request, depth, where))
+            namespace = _namespace(target, drafter)
+            self._ssd.finished(_key(target, request, depth, namespace))
 
 
 def _goes_on(row: Row) -> bool:
@@ -140,5 +141,5 @@ def _namespace(target: Target, drafter: DraftProvider | None) -> str:
     return namespace_of(target, draft)
 
 
-def _key(target: Target, request: Request, depth: int, where: str) -> str:
-    return generation_key(request, target.eos_ids | request.stop_ids, depth, where)
+def _key(target: Target, request: Request, depth: int, namespace: str) -> str:
+    return generation_key(request, target.eos_ids | request.stop_ids, depth, namespace)

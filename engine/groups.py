@@ -6,37 +6,21 @@ own. A row's stream depends on none of that.
 
 `Groups.turn` is the pulse: cancelled rows leave, waiting requests are admitted, one chunk of
 prompts is processed, and each group runs one round. It belongs to one thread (see `service.py`).
-Membership changes between forwards, and by assignment: a new cohort or group is built whole from
-the old ones, which are as they were if that fails.
+Membership changes between forwards, and by assignment of new batches (see `batches.py`).
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Generic, Protocol, Self, TypeVar
+from typing import Any
 
-from .collector import Collector
-from .drafters.source import DraftProvider
-from .errors import BadInput, GroupError
-from .prefill import CHUNK, Cohort, Prompt
-from .rounds import Rounds, Row
-from .sampling import RowSampling
-from .streams import Stream
-from .target import Target
+from .batches import Batch, Kind, Member, fail, join, part_of, without
+from .errors import BadInput
+from .prefill import CHUNK, Cohort
+from .rounds import Rounds
 from .tiers import Tiers
-
-
-class Joinable(Protocol):
-    """Rows as values: a cohort or a group's rounds."""
-
-    def selected(self, keep: Sequence[int]) -> Self: ...
-
-    def joined(self, other: Self) -> Self: ...
-
-
-Stage = TypeVar("Stage", bound=Joinable)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,59 +44,6 @@ class Limits:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise BadInput(f"{name} must be at least 1, got {value}")
-
-
-@dataclass(frozen=True, slots=True)
-class Kind:
-    """What rows must agree on to share a forward.
-
-    `due`: their keys and values are stored in few bits. `alone` tells apart rows that cannot share.
-    """
-
-    target: Target
-    drafter: DraftProvider | None
-    depth: int
-    due: bool = False
-    alone: int | None = None
-
-
-@dataclass(slots=True, eq=False)
-class Member:
-    """A request on its way. `number` counts requests; `tokens` and `state_bytes` are at most.
-
-    `checkpointed`: how many tokens its last checkpoint holds that may have been written; 0: none.
-    """
-
-    number: int
-    kind: Kind
-    sampling: RowSampling
-    prompt: Prompt
-    text: Collector
-    stream: Stream
-    tokens: int
-    state_bytes: int
-    checkpointed: int = 0
-
-    @property
-    def row(self) -> Row:
-        return self.prompt.row
-
-
-@dataclass(frozen=True, slots=True)
-class Batch(Generic[Stage]):
-    """Members that share forwards; `stage.rows` or `stage.prompts` are theirs, in this order."""
-
-    kind: Kind
-    stage: Stage
-    members: tuple[Member, ...]
-
-    def selected(self, keep: Sequence[int]) -> Self:
-        members = tuple(self.members[r] for r in keep)
-        return replace(self, stage=self.stage.selected(keep), members=members)
-
-    def joined(self, other: Self) -> Self:
-        stage = self.stage.joined(other.stage)
-        return replace(self, stage=stage, members=self.members + other.members)
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,8 +132,8 @@ class Groups:
         if not cancelled:
             return
         self._waiting = deque(m for m in self._waiting if m not in cancelled)
-        self._cohorts = _without(self._cohorts, cancelled)
-        self._groups = _without(self._groups, cancelled)
+        self._cohorts = without(self._cohorts, cancelled)
+        self._groups = without(self._groups, cancelled)
         for member in cancelled:
             self._forget(member)
             member.stream.close()
@@ -215,28 +146,31 @@ class Groups:
             alone = member.number if kind.target.quantizes else kind.alone
             kind = replace(kind, alone=alone)
             try:
-                if (rounds := self._resumed(kind, member)) is not None:
+                if (rounds := self._resume(kind, member)) is not None:
                     self._regroup(Batch(kind, rounds, (member,)))
                     continue
-                cohort = self._begun(kind, member)
+                cohort = self._begin(kind, member)
             except Exception as error:
                 member.stream.close(error)
                 continue
             batch = Batch(kind, cohort, (member,))
             if any(cohort.lacking):
-                _join(self._cohorts, batch)
+                join(self._cohorts, batch)
             else:
                 self._start(batch)
 
-    def _begun(self, kind: Kind, member: Member) -> Cohort:
-        """A cohort of its own, which starts from what is kept of its prompt."""
+    def _begin(self, kind: Kind, member: Member) -> Cohort:
+        """A cohort of one, which starts from what is kept of its prompt."""
         samplers, prompt = member.sampling, member.prompt
         empty = kind.target.new_rows(() if kind.drafter is None else kind.drafter.taps)
         start = self._tiers.start(kind.target, kind.drafter, samplers, prompt, empty)
         return Cohort(start.rows, start.draft, samplers, [prompt])
 
-    def _resumed(self, kind: Kind, member: Member) -> Rounds | None:
-        """The rounds of a generation that was interrupted, its reader told of what has been."""
+    def _resume(self, kind: Kind, member: Member) -> Rounds | None:
+        """The rounds of a generation that was interrupted, its reader told of what has been.
+
+        None: there is no such generation, or another member is it.
+        """
         if any(_same_generation(member, other) for other in self._flying()):
             return None
         found = self._tiers.generations.unfinished(
@@ -270,22 +204,23 @@ class Groups:
         return [member for batch in batches for member in batch.members]
 
     def _step(self, batch: Batch[Cohort]) -> None:
-        """One chunk of a cohort, which is in no list meanwhile; rows that are done go on."""
+        """One chunk of a cohort, which is in no table meanwhile; rows that are done go on."""
         try:
             batch.stage.step(self._limits.prefill_chunk)
             self._keep_prompts(batch)
             done = [r for r, lacking in enumerate(batch.stage.lacking) if lacking == 0]
-            ready = _part(batch, done)
-            rest = _part(batch, [r for r in range(len(batch.members)) if r not in done])
+            ready = part_of(batch, done)
+            rest = part_of(batch, [r for r in range(len(batch.members)) if r not in done])
         except Exception as error:
-            _fail(batch, error)
+            fail(batch, error)
             return
         if rest is not None:
-            _join(self._cohorts, rest)
+            join(self._cohorts, rest)
         if ready is not None:
             self._start(ready)
 
     def _keep_prompts(self, batch: Batch[Cohort]) -> None:
+        """Keep the states of rows that stand one token before their prompt's end."""
         cohort = batch.stage
         for r in cohort.at_boundary:
             held = cohort.prompts[r].tokens[:-1]
@@ -320,7 +255,7 @@ class Groups:
         try:
             group.stage.step()
         except Exception as error:
-            _fail(group, error)
+            fail(group, error)
             return
         if self._on_round is not None:
             last = [member.row.trace[-1] for member in group.members]
@@ -347,39 +282,13 @@ class Groups:
                 if member.row.end is None and due[r] is wanted
             ]
             try:
-                part = _part(group, keep)
+                part = part_of(group, keep)
             except Exception as error:
-                _fail(group, error)
+                fail(group, error)
                 return
             if part is not None:
                 kind = replace(group.kind, due=wanted, alone=part.members[0].kind.alone)
-                _join(self._groups, replace(part, kind=kind))
-
-
-def _join(batches: dict[Kind, Batch[Stage]], new: Batch[Stage]) -> None:
-    """Put rows into the batch of their kind, or into one of their own.
-
-    If the join fails, the newcomers fail and the others are what they were.
-    """
-    old = batches.get(new.kind)
-    try:
-        batches[new.kind] = new if old is None else old.joined(new)
-    except Exception as error:
-        _fail(new, error)
-
-
-def _without(batches: dict[Kind, Batch[Stage]], gone: Sequence[Member]) -> dict[Kind, Batch[Stage]]:
-    parts = {
-        kind: _part(batch, [r for r, m in enumerate(batch.members) if m not in gone])
-        for kind, batch in batches.items()
-    }
-    return {kind: part for kind, part in parts.items() if part is not None}
-
-
-def _part(batch: Batch[Stage], keep: Sequence[int]) -> Batch[Stage] | None:
-    if len(keep) == len(batch.members):
-        return batch
-    return batch.selected(keep) if keep else None
+                join(self._groups, replace(part, kind=kind))
 
 
 def _deliver(member: Member) -> None:
@@ -398,16 +307,6 @@ def _deliver(member: Member) -> None:
         # Text is made by the tokenizer's own code; a row that it fails on ends alone.
         row.end, row.error = "failed", error
         stream.close(error)
-
-
-def _fail(batch: Batch[Any], error: Exception) -> None:
-    """End a batch whose shared state is lost."""
-    rows = len(batch.members)
-    said = " ".join(str(error).split()) or "no message"
-    for member in batch.members:
-        failure = GroupError(f"a group of {rows} ended: {type(error).__name__}: {said}")
-        failure.__cause__ = error
-        member.stream.close(failure)
 
 
 def _same_generation(one: Member, other: Member) -> bool:

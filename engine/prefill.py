@@ -21,8 +21,8 @@ CHUNK = 2048
 class Prompt:
     """One row's prompt: `processed` of its tokens are in the states, after `forwards` forwards.
 
-    The first `cached` of them were not processed but taken from another request's state. With
-    `pauses`, a forward ends one token before the prompt does, at its `boundary`.
+    The first `cached` of them were not processed for this request but restored with a state that
+    was kept. With `pauses`, a forward ends one token before the prompt does, at its `boundary`.
     """
 
     tokens: Sequence[int]
@@ -41,10 +41,10 @@ class Prompt:
 class Cohort:
     """Rows whose prompts are processed together.
 
-    All rows of a step append the same number of tokens, as many as the shortest of them lacks. Rows
-    whose prompt is done are to be left out before the next. In `tail-split` mode a prompt is done
-    without its last token, which heads the row's first window; in `full` mode the first token comes
-    from its logits.
+    All rows of a step append the same number of tokens, at most as many as the shortest of them
+    lacks. Rows whose prompt is done are to be left out before the next. In `tail-split` mode a
+    prompt is done without its last token, which heads the row's first window; in `full` mode the
+    first token comes from its logits.
     """
 
     def __init__(
@@ -70,8 +70,8 @@ class Cohort:
         """The rows that stand at their prompt's boundary."""
         return [r for r, p in enumerate(self.prompts) if p.processed == p.boundary]
 
-    def step(self, most: int = CHUNK) -> None:
-        """One forward of at most `most` >= 1 tokens in all rows together, at least one in each.
+    def step(self, chunk: int = CHUNK) -> None:
+        """One forward of at most `chunk` >= 1 tokens in all rows together, at least one in each.
 
         Raises:
             LawError: a prompt is done.
@@ -79,7 +79,7 @@ class Cohort:
         """
         if not all(lacking := self.lacking):
             raise LawError("a step over prompts of which some are done")
-        width = min(*lacking, max(1, most // len(self.prompts)))
+        width = min(*lacking, max(1, chunk // len(self.prompts)))
         for prompt in self.prompts:
             if prompt.pauses and prompt.processed < prompt.boundary:
                 width = min(width, prompt.boundary - prompt.processed)
@@ -101,7 +101,7 @@ class Cohort:
         mx.clear_cache()
 
     def rounds(self, depth: int, vocab_size: int) -> Rounds:
-        """What these rows, whose prompts are done, go on with."""
+        """The rounds that these rows, whose prompts are done, go on with."""
         rows = [prompt.row for prompt in self.prompts]
         if not self._full:
             for prompt in self.prompts:

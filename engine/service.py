@@ -9,10 +9,11 @@ from types import TracebackType
 
 import mlx.core as mx
 
+from .batches import Kind, Member
 from .collector import Collector
 from .drafters.source import DraftProvider
 from .errors import BadInput
-from .groups import GroupRound, Groups, Kind, Limits, Member
+from .groups import GroupRound, Groups, Limits
 from .prefill import Prompt
 from .requests import (
     check,
@@ -60,7 +61,7 @@ class Engine:
         self._groups = Groups(self._limits, on_round, self._tiers)
         self._targets: dict[str | None, Target] = {None: target}
         self._targets.update(adapters or {})
-        # What is asked of the models is asked here, not in the threads that submit.
+        # These run forwards and remember the answers: here, not in the threads that submit.
         self._rows = {name: mounted.new_rows() for name, mounted in self._targets.items()}
         for name, mounted in self._targets.items():
             if mounted is not target and (
@@ -68,7 +69,8 @@ class Engine:
             ):
                 raise BadInput(f"adapter {name!r} is not mounted on the engine's target")
             _ = mounted.cannot_share, mounted.footprint
-            _ = drafters and self._rows[name].cannot_roll_back
+            if drafters:
+                _ = self._rows[name].cannot_roll_back
         for drafter in drafters:
             require_its_target(target, drafter_for(target, drafter))
             _ = drafter.cannot_share, drafter.state_bytes(1)
@@ -90,7 +92,7 @@ class Engine:
 
         Args:
             adapter: the name of a mounted adapter; None is the base model.
-            drafter: the id of a mounted drafter; None decodes plainly.
+            drafter: the id of a mounted drafter, or "default": the first one; None decodes plainly.
             depth: drafts per round; the drafter's default if None.
 
         Raises:
@@ -151,12 +153,13 @@ class Engine:
         try:
             self._tiers.write_behind(self._wake)
             while not self._closed:
-                if not (self.turn() | self._tiers.serve()):
-                    self._tiers.idle(True)
+                had_turn, served = self.turn(), self._tiers.serve()
+                if not (had_turn or served):
+                    self._tiers.set_idle(True)
                     with self._changed:
                         if not self._changed.wait_for(self._has_work, self._tiers.demote_after_s):
                             self._tiers.demote()
-                    self._tiers.idle(False)
+                    self._tiers.set_idle(False)
             self._wind_up()
         except BaseException as error:
             with self._changed:
@@ -175,10 +178,12 @@ class Engine:
             self._changed.notify()
 
     def _wind_up(self) -> None:
+        """Keep what is to go on later, then make durable what is to be."""
         self._groups.suspend()
         self._tiers.flush()
 
     def _end(self, error: BaseException) -> None:
+        """End every request with that error."""
         with self._changed:
             members, self._inbox = self._inbox, []
         for member in members:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -22,7 +20,6 @@ from .cache.entry import Identity
 from .cache.identity import (
     Artifact,
     Memo,
-    Option,
     digest,
     digest_of,
     fingerprint,
@@ -30,6 +27,7 @@ from .cache.identity import (
     tokenizer_files,
 )
 from .errors import BadInput, one_line
+from .folders import artifact_of, check_folder, looks_like_hub_id, require_compiler
 from .host import settle
 from .ports import Ports
 from .state.checkpoint import restore
@@ -113,8 +111,8 @@ class Target:
         artifact = None
         if found:
             check_folder(folder)
-            artifact = noted(folder)
-        elif not _looks_like_hub_id(str(path_or_id)):
+            artifact = artifact_of(folder)
+        elif not looks_like_hub_id(str(path_or_id)):
             raise BadInput(f"model folder {folder} does not exist")
         try:
             loaded: Any = mlx_lm.load(str(path_or_id), return_config=True)
@@ -131,7 +129,7 @@ class Target:
             config,
             folder,
             quantization=quantization,
-            artifact=artifact or noted(folder),
+            artifact=artifact or artifact_of(folder),
             memo=memo,
         )
 
@@ -309,7 +307,7 @@ class Target:
         """
         if self.adapter is not None:
             return digest(self.adapter.base.identity, self.adapter.digest)
-        return (self._artifact or noted(self.path)).identity(self._memo)
+        return (self._artifact or artifact_of(self.path)).identity(self._memo)
 
     @cached_property
     def store_identity(self) -> Identity:
@@ -335,45 +333,17 @@ class Target:
         )
         return Identity(self.path.name, print_, tokenizer)
 
-    def namespace(self, drafter: str | None = None, **options: Option) -> str:
-        """Where entries of this target stand in its folder, beside a drafter of that namespace.
+    def namespace(self, drafter: str | None = None) -> str:
+        """What a state of this target, beside one of the drafter of that namespace, is found under.
 
-        `options` are further ones that keys and values depend on, by name.
+        Two states may stand for each other only under the same; see `cache.identity.namespace`.
         """
         how, adapter = self._quantization, self.adapter
         return namespace(
             adapter=None if adapter is None else adapter.digest,
             drafter=drafter,
-            kv={**options, **({} if how is None else asdict(how))},
+            kv=None if how is None else asdict(how),
         )
-
-
-def noted(folder: Path) -> Artifact:
-    """What decides the numbers of a model in that folder, as it lies there now."""
-    weights = [*folder.glob("*.safetensors"), *folder.glob("*.py")]
-    return Artifact.noted([folder / "config.json", *weights])
-
-
-def check_folder(folder: Path) -> dict[str, Any]:
-    """The folder's config, after the checks whose failure mlx-lm words badly.
-
-    Raises:
-        BadInput: naming what is missing or unreadable.
-    """
-    if not folder.is_dir():
-        raise BadInput(f"model folder {folder} is not a folder")
-    config_file = folder / "config.json"
-    if not config_file.is_file():
-        raise BadInput(f"model folder {folder} has no config.json")
-    try:
-        config = json.loads(config_file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise BadInput(f"{config_file} is not readable JSON: {one_line(error)}") from error
-    if not isinstance(config, dict) or "model_type" not in config:
-        raise BadInput(f"{config_file} names no model_type")
-    if not any(folder.glob("model*.safetensors")):
-        raise BadInput(f"model folder {folder} has no weights (model*.safetensors)")
-    return config
 
 
 def check_message(number: int, message: Mapping[str, str]) -> None:
@@ -388,18 +358,3 @@ def check_message(number: int, message: Mapping[str, str]) -> None:
         if not isinstance(message.get(key), str):
             raise BadInput(f"message {number}: {key} must be text, got {message.get(key)!r}")
         require_utf8(message[key], f"message {number}: {key}")
-
-
-def require_compiler() -> None:
-    """MLX's CPU backend on Linux calls `g++` at run time to compile fused kernels.
-
-    Raises:
-        BadInput: there is none.
-    """
-    if sys.platform == "linux" and shutil.which("g++") is None:
-        raise BadInput("no C++ compiler: mlx on Linux needs `g++` on PATH at run time")
-
-
-def _looks_like_hub_id(name: str) -> bool:
-    owner, slash, repo = name.partition("/")
-    return bool(slash and owner.strip(".~") and repo and "/" not in repo)

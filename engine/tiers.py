@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 
 from .cache.codecs import CODEC
 from .cache.durability import FlushReport
-from .cache.prompt_cache import Kept, PromptCache
+from .cache.prompt_cache import PromptCache
 from .cache.ssd import FLUSH_S, SSD
 from .cache.store import Store
 from .cache.writer import Writer
@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 
 RAM_BYTES = 1 << 30
 SSD_BYTES = 32 << 30
-"""Caps for whoever names none."""
+"""The tiers' caps for whoever names none."""
 
 
 class Tiers:
@@ -73,19 +73,22 @@ class Tiers:
         """Run one write step, if one waits."""
         return self._writer is not None and self._writer.serve()
 
-    def idle(self, now: bool) -> None:
-        """Whether this thread has nothing else to do."""
+    def set_idle(self, idle: bool) -> None:
+        """Say whether this thread has nothing else to do: what is scheduled is written then."""
         if self._writer is not None:
-            self._writer.idle(now)
+            self._writer.set_idle(idle)
 
     def demote(self) -> int:
-        """Move what has been idle for long to the disk; how many entries that were."""
+        """Move what was not used for `demote_after_s` to the disk; how many entries that were."""
         if self._cache is None or self.demote_after_s is None:
             return 0
         return self._cache.demote(self.demote_after_s)
 
     def flush(self, timeout_s: float | None = FLUSH_S) -> FlushReport | None:
-        """Make durable what is to be, and stop writing behind. None: nothing is durable here."""
+        """Make durable what is to be, and stop writing behind.
+
+        None: nothing is durable here, or even the report took longer than `timeout_s`.
+        """
         if self._ssd is None:
             return None
         self._writer, report = None, self._ssd.flush(timeout_s)
@@ -101,9 +104,10 @@ class Tiers:
         prompt: Prompt,
         empty: Rows,
     ) -> Start:
-        """The states that a row starts from; `prompt` is told what they hold of it.
+        """The states that a row starts from; `prompt` is told how many of its tokens they hold.
 
-        With nothing kept these are the `empty` rows, and a drafter's state that holds nothing.
+        With nothing kept these are the `empty` rows, and a drafter's state that holds nothing. If
+        states are kept at all, the prompt is also told to pause at its boundary, for `keep`.
         """
         draft = None if drafter is None else drafter.open(samplers)
         if self._cache is None:
@@ -111,9 +115,8 @@ class Tiers:
         prompt.pauses = True
         hit = self._cache.take(as_tokens(prompt.tokens), namespace_of(target, draft))
         if hit is not None:
-            kept = Kept("", as_tokens(prompt.tokens[: hit.count]), hit.stored, hit.checkpoints)
             try:
-                start = started(target, drafter, samplers, kept)
+                start = started(target, drafter, samplers, hit.stored, hit.checkpoints)
                 prompt.processed = prompt.cached = hit.count
                 return start
             except Exception as error:

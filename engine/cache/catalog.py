@@ -1,4 +1,4 @@
-"""What a store knows of its files: no calls, no locks, only what follows from what."""
+"""What a store knows of its files, as records. It makes no calls and takes no locks."""
 
 from __future__ import annotations
 
@@ -87,8 +87,8 @@ class Catalog:
         self._by_entry[id(record.entry)] = record
         return record.entry
 
-    def of(self, entry: Entry) -> Record | None:
-        """The record of an entry that was handed out, if it is still known."""
+    def record_of(self, entry: Entry) -> Record | None:
+        """The record of an entry that was handed out, None if it is not known any more."""
         return self._by_entry.get(id(entry))  # which a record keeps alive, so that it stays its own
 
     def folders(self) -> list[str]:
@@ -139,14 +139,17 @@ class Catalog:
         self.nbytes -= record.size
 
     def touch(self, record: Record, mtime_ns: int) -> None:
+        """Note that a record was used then."""
         record.mtime_ns = mtime_ns
         self.newest_ns = max(self.newest_ns, mtime_ns)
 
     def longest(self, tokens: Tokens, namespace: str) -> tuple[Record, int] | None:
+        """The record that serves most of the tokens but the last, and how many; None for none."""
         found = self._index.longest(namespace, tokens)
         return None if found is None else (found[0].entry, found[1])
 
     def covers(self, tokens: Tokens, namespace: str) -> bool:
+        """Whether some record serves all of the tokens."""
         return self._index.covers(namespace, tokens)
 
     def replaced_by(self, entry: Outline) -> list[Record]:
@@ -161,6 +164,7 @@ class Catalog:
         return [indexed.entry for indexed in found]
 
     def generations(self, key: str) -> list[Record]:
+        """All checkpoints of an unfinished generation."""
         return list(self._generations.get(key, ()))
 
     def generation(self, prompt: Tokens, key: str, namespace: str) -> Record | None:

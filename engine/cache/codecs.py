@@ -17,7 +17,8 @@ import mlx.core as mx
 
 from ..errors import BadInput
 from ..state.checkpoint import Attachment, Checkpoint
-from ..state.forms import Held, Numbers, parse_word, with_arrays
+from ..state.forms import Held, parse_word, with_arrays
+from ..state.kinds import Numbers
 from ..state.layouts import CHUNKED, CONCATENATED, PLAIN, QUANTIZED, RECURRENT, RING
 from .arrays import bytes_of, empty, spec_of
 from .entry import AttachmentHeader, Entry, Generation, Read, TensorSpec, Tokens
@@ -100,7 +101,7 @@ def encode(
     Raises:
         BadInput: the state is not that of so many tokens, or a cache's kind has no codec.
     """
-    for stands in (stored.tokens, *(a.processed_tokens for a in attachments)):
+    for stands in (stored.num_tokens, *(a.processed_tokens for a in attachments)):
         if stands != len(tokens):
             raise BadInput(f"a state of {stands} tokens cannot be stored under {len(tokens)}")
     slots, own = _all_slots(stored.caches), iter(stored.arrays)

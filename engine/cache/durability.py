@@ -19,14 +19,16 @@ from .spill import SpillCounts, SpillQueue
 log = logging.getLogger(__name__)
 
 DEBOUNCE_S = 2.0
+"""How long a scheduled prefix is left alone: a longer one that follows soon is written for both."""
+
 MAX_RECORDS = 1024
 """So that an engine that is never idle does not remember every prompt it has seen."""
 
 
 class WriteDurably(Protocol):
-    """Stores the entry of exactly these tokens.
+    """Stores an entry that serves all of these tokens.
 
-    True: it is durable. False: that failed. None: nobody has it any more.
+    True: they are durable. False: that failed. None: nobody has such a state any more.
     """
 
     def __call__(self, tokens: Tokens, namespace: str, run_step: RunStep, /) -> bool | None: ...
@@ -34,11 +36,12 @@ class WriteDurably(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class FlushReport:
-    """What became of the records that were dirty. `durable`: nothing of the rest is above 0.
+    """What became of the records that were dirty.
 
-    `flushed` are durable now. `missing` are nowhere any more, or gave way to others under the cap;
-    they stay dirty. `pending` were not reached in time, or came meanwhile. `dropped` were given up
-    since the last report, among them evicted entries. `failed` could not be written.
+    `durable`: `missing`, `pending`, `dropped` and `failed` are all 0. `flushed` are durable now.
+    `missing` are nowhere any more, or gave way to others under the cap; they stay dirty. `pending`
+    were not reached in time, or came meanwhile. `dropped` were given up since the last report,
+    among them evicted entries. `failed` could not be written.
     """
 
     durable: bool
@@ -63,7 +66,7 @@ class _Dirty:
 
 
 class Durability:
-    """Dirty records, each a namespace and exact tokens.
+    """The dirty records: prefixes, each with its namespace, that are to be made durable.
 
     `schedule`, `dirty` and `due_in_s` are for any thread and never wait. `step` and `flush` write,
     one at a time: `step` belongs to the thread that writes, and only while the engine is idle;
@@ -93,7 +96,7 @@ class Durability:
         self._max_records = max_records
         self._records: dict[tuple[str, bytes], _Dirty] = {}
         self._dropped = 0
-        self._spilled: SpillCounts | None = None
+        self._reported_spill: SpillCounts | None = None
         self._lock, self._serial = threading.Lock(), threading.Lock()
 
     @property
@@ -132,7 +135,7 @@ class Durability:
                 ]
             if not due:
                 return False
-            self._concluded(due[0], self._written(due[0], self._run_step))
+            self._conclude(due[0], self._make_durable(due[0], self._run_step))
             return True
         finally:
             self._serial.release()
@@ -140,7 +143,7 @@ class Durability:
     def flush(self, timeout_s: float | None = None) -> FlushReport:
         """Write every dirty record now, after what was evicted, and report.
 
-        No step begins after `timeout_s`: it ends within that time, one tensor's write and one sync.
+        No step begins after `timeout_s`: it takes at most that, one tensor's write and one sync.
         """
         limit = _Limit(self._clock, timeout_s, self._run_step)
         found: list[bool | None] = []
@@ -155,8 +158,8 @@ class Durability:
             pending = max(0, len(self._records) - missing - failed)
             dropped, self._dropped = self._dropped, 0
         if self._spill is not None:
-            now, before = self._spill.counts, self._spilled
-            self._spilled = now
+            now, before = self._spill.counts, self._reported_spill
+            self._reported_spill = now
             pending += now.pending
             dropped += now.dropped - (before.dropped if before else 0)
             failed += now.failed - (before.failed if before else 0)
@@ -184,15 +187,15 @@ class Durability:
         for record in records:
             if limit.over:
                 break
-            done = self._written(record, limit)
+            done = self._make_durable(record, limit)
             if done or not limit.over:
                 written.append(done)
         # Last, because a later one may serve an earlier one that was missing, or push it out.
         return [
-            self._concluded(record, done) for record, done in zip(records, written, strict=False)
+            self._conclude(record, done) for record, done in zip(records, written, strict=False)
         ]
 
-    def _written(self, record: _Dirty, run_step: RunStep) -> bool | None:
+    def _make_durable(self, record: _Dirty, run_step: RunStep) -> bool | None:
         """Write a record if it is not durable, as `WriteDurably` does."""
         record.due_s = None
         if self._is_durable(record.tokens, record.namespace):
@@ -203,10 +206,10 @@ class Durability:
             log.warning("a prefix could not be made durable: %s", error)
             return False
 
-    def _concluded(self, record: _Dirty, done: bool | None) -> bool | None:
-        """The same as `done` after all. What is durable is forgotten if it was not scheduled anew.
+    def _conclude(self, record: _Dirty, done: bool | None) -> bool | None:
+        """What `_make_durable` said, seen again after all writes: one may have undone another.
 
-        What is not is dirty, also where it was written and then pushed out again.
+        A record that is durable is forgotten, unless it was scheduled anew; any other stays dirty.
         """
         if self._is_durable(record.tokens, record.namespace):
             with self._lock:

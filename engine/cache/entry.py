@@ -5,10 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
+
+from ..errors import BadInput
+
+T = TypeVar("T")
 
 Tokens: TypeAlias = npt.NDArray[np.int32]
 """Token ids [N], read-only."""
@@ -150,3 +154,17 @@ RunStep: TypeAlias = Callable[[Step], None]
 def at_once(step: Step) -> None:
     """A `RunStep` for owners without forwards."""
     step()
+
+
+def in_step(run_step: RunStep, make: Callable[[], T]) -> T:
+    """What `make` returns in a write step.
+
+    Raises:
+        BadInput: `run_step` returned, and has not run its step once.
+        Exception: whatever `make` or `run_step` raised.
+    """
+    made: list[T] = []
+    run_step(lambda: made.append(make()))
+    if len(made) != 1:
+        raise BadInput(f"run_step ran a step {len(made)} times, not once")
+    return made[0]

@@ -16,7 +16,7 @@ import numpy as np
 from xxhash import xxh3_128, xxh3_128_hexdigest
 
 from ..errors import BadInput
-from .entry import Buffer, Entry, Read, Room, RunStep, TensorSpec, at_once, no_room
+from .entry import Entry, Read, Room, RunStep, TensorSpec, at_once, in_step, no_room
 from .files import Descriptor, Files, read_all, write_all
 from .header import Origin, Outline, check, entry_of, fields_of, outline_of
 from .strict import MAX_PARTS, Damaged, Foreign, dump, load
@@ -25,6 +25,7 @@ from .tensors import check_tensors, tensor_fields, tensors_of
 VERSION = "1"
 
 MAX_HEADER_BYTES = 16 << 20
+"""Some 3 million tokens; more is refused before memory is given to it."""
 
 LENGTH_BYTES = 8
 """In front of the header: its length, little-endian."""
@@ -104,7 +105,7 @@ def write_entry(
     entry, offset = planned.entry, planned.data_start
     hashes = []
     for tensor in entry.tensors:
-        hashes.append(_write_tensor(files, file, _fetched(tensor, read, run_step), offset))
+        hashes.append(_write_tensor(files, file, _fetch(tensor, read, run_step), offset))
         offset += tensor.nbytes
     header = _header(entry, planned.origin, tuple(hashes))
     length = len(header.text).to_bytes(LENGTH_BYTES, "little")
@@ -125,12 +126,8 @@ def _write_tensor(files: Files, file: Descriptor, data: memoryview, offset: int)
     return hash_.hexdigest()
 
 
-def _fetched(tensor: TensorSpec, read: Read, run_step: RunStep) -> memoryview:
-    fetched: list[Buffer] = []
-    run_step(lambda: fetched.append(read(tensor)))
-    if len(fetched) != 1:
-        raise BadInput(f"run_step ran a step {len(fetched)} times, not once")
-    data = fetched[0]
+def _fetch(tensor: TensorSpec, read: Read, run_step: RunStep) -> memoryview:
+    data = in_step(run_step, lambda: read(tensor))
     if data.nbytes != tensor.nbytes:
         raise BadInput(f"{tensor.name}: {data.nbytes} bytes, not {tensor.nbytes}")
     # Any contiguous buffer will do, also of an element type that memoryview has no letter for.
@@ -149,17 +146,15 @@ def _header(entry: Entry, origin: Origin, hashes: tuple[str, ...]) -> Header:
     return Header(entry, origin, hashes, digest, text)
 
 
-def read_header(files: Files, file: Descriptor, size: int, codec: str | None = None) -> Header:
+def read_header(files: Files, file: Descriptor, size: int) -> Header:
     """Read and validate the header of a regular file of `size` bytes, however hostile.
-
-    Entries of other codecs are refused if `codec` is given.
 
     Raises:
         Damaged: it is not as we write it, or the file is too long or too short for it.
-        Foreign: the header is whole, but of another version or codec.
+        Foreign: the header is whole, but of another version.
         OSError: a call failed.
     """
-    return parse(read_text(files, file, size), size, codec)
+    return parse(read_text(files, file, size), size)
 
 
 def read_text(files: Files, file: Descriptor, size: int) -> bytes:
@@ -178,23 +173,28 @@ def read_text(files: Files, file: Descriptor, size: int) -> bytes:
     return bytes(memoryview(head)[LENGTH_BYTES:data_start])
 
 
-def parse(text: bytes, size: int, codec: str | None = None) -> Header:
-    """Validate a header's text; see `read_header`."""
+def parse(text: bytes, size: int) -> Header:
+    """Validate the text of a header, of any codec; see `read_header`."""
     digest = _proven(text)
     fields, metadata = _fields(text, digest, unique=True)
     hashes = metadata.pop("0.tensor_hashes", "").split()
     data_start = LENGTH_BYTES + len(text)
     tensors = tensors_of(fields, size - data_start)
-    entry, origin = entry_of(metadata, tensors, codec)
+    entry, origin = entry_of(metadata, tensors)
     if list(map(len, hashes)) != [DIGITS] * len(tensors):
         raise Damaged(f"{len(hashes)} hashes for {len(tensors)} tensors, or too short ones")
     return Header(entry, origin, tuple(hashes), digest, text)
 
 
 def outline(text: bytes, size: int, codec: str | None = None) -> tuple[Outline, str]:
-    """A header's outline and hash, and no more of the same than tells a file from a damaged one.
+    """A header's outline and hash; of its tensors, only where the last one ends is looked at.
 
-    What an attacker may have put into the rest `parse` finds.
+    That tells a whole file from a damaged one. What someone may have written into the rest on
+    purpose is found by `parse`, before an entry is handed out.
+
+    Raises:
+        Damaged: as for `read_header`, as far as it is looked at.
+        Foreign: the header is whole, but of another version or, if that is given, codec.
     """
     digest = _proven(text)
     fields, metadata = _fields(text, digest, unique=False)

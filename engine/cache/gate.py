@@ -52,8 +52,8 @@ class Gate:
             raise waiting.error
 
     @property
-    def asked(self) -> bool:
-        """Whether a step waits."""
+    def asks(self) -> bool:
+        """Whether a step waits for `serve`."""
         return bool(self._waiting)
 
     def serve(self) -> bool:

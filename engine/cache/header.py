@@ -1,4 +1,4 @@
-"""An entry as text: what a file says about its tensors, and what it may say. No mlx here.
+"""An entry's metadata as text: what a file says of itself beside its tensors. No mlx here.
 
 The fields are strings by name, as safetensors wants its metadata; `FORMAT.md` lists them. Nothing
 in them is looked up anywhere: they become numbers, strings and the dtypes of `ITEM_BYTES`.
@@ -26,6 +26,7 @@ from .strict import Damaged, Foreign, decimal, dump, items_of, load, object_of, 
 from .tensors import MAX_LENGTH
 
 GENERATION = "__generation_checkpoint__:"
+"""How the namespaces of unfinished generations begin, and no others."""
 
 _REUSE = {"trimmable": bool, "minimum": int}
 
@@ -39,7 +40,8 @@ _KNOWN = {
 
 OURS = "0."
 FOREIGN = ("1.", "2.")
-"""Of our metadata, and of mlx-lm's classes and scalars: `load_prompt_cache` takes no others."""
+"""How the keys of our metadata begin, and those of mlx-lm's classes and scalars: its
+`load_prompt_cache` takes no others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +171,7 @@ class Outline:
 
 
 def outline_of(fields: Mapping[str, str], codec: str | None) -> Outline:
-    """Part of what `fields_of` was given. Entries of other codecs than `codec` are not looked into.
+    """Part of what `fields_of` was given. With a `codec`, entries of others are not looked into.
 
     Raises:
         Damaged: it was given something else.
@@ -200,11 +202,13 @@ def outline_of(fields: Mapping[str, str], codec: str | None) -> Outline:
     return outline
 
 
-def entry_of(
-    fields: Mapping[str, str], tensors: tuple[TensorSpec, ...], codec: str | None
-) -> tuple[Entry, Origin]:
-    """All that `fields_of` was given; see `outline_of`."""
-    outline = outline_of(fields, codec)
+def entry_of(fields: Mapping[str, str], tensors: tuple[TensorSpec, ...]) -> tuple[Entry, Origin]:
+    """All that `fields_of` was given, whatever the codec.
+
+    Raises:
+        Damaged: it was given something else.
+    """
+    outline = outline_of(fields, None)
     foreign = {key: value for key, value in fields.items() if not key.startswith(OURS)}
     if unknown := fields.keys() - foreign.keys() - _KNOWN:
         raise Damaged(f"unknown field {min(unknown)!r}")
@@ -252,6 +256,7 @@ def _generation_of(value: Any) -> Generation:
         "seed_was_explicit": bool,
         "journal": str,
     }
+    # A list or null, of which `kinds` can say neither; False, which is refused below, if missing.
     rng = value.pop("rng", False) if isinstance(value, dict) else False
     fields = object_of(value, kinds)
     fields["generated"] = tuple(unpacked(fields["generated"]).tolist())

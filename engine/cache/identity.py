@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from ..errors import BadInput
 
@@ -44,9 +44,6 @@ TOKENIZER_FILES: Final = (
     "*.tiktoken",
 )
 """What a folder may hold that decides which ids a text becomes."""
-
-FileState: TypeAlias = tuple[str, int, int, int, int, int]
-"""A file's real path, device, inode, size, and mtime and ctime in ns."""
 
 Option: TypeAlias = str | int | float | bool | None
 
@@ -115,6 +112,17 @@ def namespace(
     about keys and values.
     """
     return canonical({"adapter": adapter, "drafter": drafter, "kv": dict(kv or {})})
+
+
+class FileState(NamedTuple):
+    """What changes when a file is replaced or written to; `path` is the real one."""
+
+    path: str
+    device: int
+    inode: int
+    size: int
+    mtime_ns: int
+    ctime_ns: int
 
 
 class Memo:
@@ -202,7 +210,8 @@ class Artifact:
             _hash_file(sha, file)
         self._require_unchanged()
         identity = sha.hexdigest()
-        youngest_ns = max(max(state[4:]) for state in self.states if state is not None)
+        states = [state for state in self.states if state is not None]
+        youngest_ns = max(max(state.mtime_ns, state.ctime_ns) for state in states)
         if memo is not None and began_s - youngest_ns / 1e9 > SETTLED_S:
             memo.put(key, identity)
         return identity
@@ -235,7 +244,7 @@ def _state(file: Path) -> FileState | None:
         found = os.stat(real)
     except OSError:
         return None
-    return (
+    return FileState(
         real,
         found.st_dev,
         found.st_ino,

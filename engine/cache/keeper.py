@@ -100,7 +100,7 @@ class Keeper:
                 self.catalog.add(record)
                 self._counts["stored"] += 1
             for old in replaced:
-                if self.removed(old):
+                if self.remove(old):
                     self.count("superseded")
             self.evict(record)
 
@@ -118,7 +118,7 @@ class Keeper:
             with self.lock:
                 records = self.catalog.generations(key)
             for record in records:
-                self.removed(record)
+                self.remove(record)
 
     def scan(self) -> None:
         """List our folders and look at what is new. `disk` is held."""
@@ -140,8 +140,9 @@ class Keeper:
                 if self._settled.get(folder) == mtime_ns:
                     return
                 complete = self._scan_names(folder, at)
-            settled = complete and self.clock() - mtime_ns > SETTLED_NS
-            self._settled[folder] = mtime_ns if settled else -1
+            self._settled.pop(folder, None)
+            if complete and self.clock() - mtime_ns > SETTLED_NS:
+                self._settled[folder] = mtime_ns
         except OSError as error:
             if is_gone(error):
                 self.forget(*self.known(folder).values())
@@ -214,10 +215,10 @@ class Keeper:
                 with self.lock:
                     self.catalog.touch(record, mtime_ns)
                 heapq.heappush(heap, (mtime_ns, record.name, record))
-            elif self.removed(record):
+            elif self.remove(record):
                 self.count("evicted")
 
-    def removed(self, record: Record) -> bool:
+    def remove(self, record: Record) -> bool:
         """Remove a file, then forget it; False if it is still there."""
         try:
             self.shelf.remove(record.folder, record.name)

@@ -233,10 +233,7 @@ def _descend(root: _Node[E], path: bytes) -> tuple[_Node[E], int]:
 
 
 def _common(a: bytes, b: bytes) -> int:
-    """Bytes of the whole ids that both begin with; one of them is no prefix of the other, or b is.
-
-    `b` is not longer than `a`.
-    """
+    """How many bytes of whole ids `a` and `b`, which is not longer, have in common at the front."""
     ours, theirs = np.frombuffer(a[: len(b)], np.int32), np.frombuffer(b, np.int32)
     differing = np.flatnonzero(ours != theirs)
     return int(differing[0]) * ITEM if len(differing) else len(b)

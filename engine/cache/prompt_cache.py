@@ -42,7 +42,7 @@ class Kept:
     def __post_init__(self) -> None:
         if not len(self.tokens):
             raise BadInput("a state of 0 tokens is not kept; at least 1 is needed")
-        for stands in (self.stored.tokens, *(c.processed_tokens for c in self.checkpoints)):
+        for stands in (self.stored.num_tokens, *(c.processed_tokens for c in self.checkpoints)):
             if stands != len(self.tokens):
                 raise BadInput(f"a state of {stands} tokens cannot stand for {len(self.tokens)}")
 
@@ -59,7 +59,7 @@ class Kept:
         return self.stored.nbytes + drafts + 2 * self.tokens.nbytes
 
 
-class Cold(Protocol):
+class ColderTier(Protocol):
     """A slower tier. What it raises is as good as having nothing, and is logged."""
 
     def promises(self, tokens: Tokens, namespace: str) -> int:
@@ -75,8 +75,8 @@ class Cold(Protocol):
         ...
 
 
-class NoCold:
-    """Nothing stands behind the RAM tier. See `Cold`."""
+class NoColderTier:
+    """A `ColderTier` that has nothing and takes nothing: the RAM tier stands alone."""
 
     def promises(self, tokens: Tokens, namespace: str) -> int:
         return 0
@@ -130,7 +130,7 @@ class PromptCache:
     def __init__(
         self,
         cap_bytes: int,
-        cold: Cold | None = None,
+        cold: ColderTier | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         if cap_bytes < 0:
@@ -138,7 +138,7 @@ class PromptCache:
         self.cap_bytes = cap_bytes
         self.nbytes = 0
         self.counts = Counts()
-        self._cold: Cold = cold or NoCold()
+        self._cold: ColderTier = cold or NoColderTier()
         self._clock = clock
         self._index: PrefixIndex[Kept] = PrefixIndex()
         self._uses: OrderedDict[Indexed[Kept], _Use] = OrderedDict()  # the latest comes last
@@ -154,7 +154,7 @@ class PromptCache:
         """
         found = self._index.longest(namespace, tokens)
         own, count = (None, 0) if found is None else found
-        fetched = self._fetched(tokens, namespace, count)
+        fetched = self._fetch(tokens, namespace, count)
         if fetched is not None:
             self._count(hits=1, cold_hits=1)
             return fetched
@@ -184,32 +184,28 @@ class PromptCache:
         own.flags.writeable = False
         kept = Kept(namespace, own, stored, tuple(checkpoints))
         if kept.nbytes > self.cap_bytes:
-            self._spilled(kept)
+            self._spill(kept)
         else:
             self._adopt(kept)
 
-    def covers(self, tokens: Tokens, namespace: str) -> bool:
-        """Whether an entry here could serve all of the tokens; it does not count as used."""
-        return self._index.covers(namespace, tokens)
-
     def holding(self, tokens: Tokens, namespace: str) -> Kept | None:
-        """An entry that serves all these tokens; it does not count as used."""
+        """An entry that serves all of these tokens, None if there is none; no use is counted."""
         found = self._index.longest(namespace, tokens, len(tokens))
         return found[0].entry if found is not None and found[1] == len(tokens) else None
 
     def exactly(self, tokens: Tokens, namespace: str) -> Kept | None:
-        """The entry of exactly these tokens; it does not count as used."""
+        """The entry of exactly these tokens, None if there is none; no use is counted."""
         same = self._index.same(namespace, tokens)
         return same[0].entry if same else None
 
     def demote(self, idle_s: float) -> int:
-        """Spill and forget what was not used for that many seconds, and say how many that were.
+        """Spill and forget what was not used for that many seconds; how many entries that were.
 
         What the colder tier does not take stays.
         """
         latest = self._clock() - idle_s
         idle = [indexed for indexed, use in self._uses.items() if use.at_s <= latest]
-        demoted = [indexed for indexed in idle if self._spilled(indexed.entry)]
+        demoted = [indexed for indexed in idle if self._spill(indexed.entry)]
         for indexed in demoted:
             self._forget(indexed)
         return len(demoted)
@@ -224,7 +220,7 @@ class PromptCache:
         nbytes = kept.nbytes
         while self.nbytes + nbytes > self.cap_bytes:
             oldest = next(iter(self._uses))
-            self._spilled(oldest.entry)
+            self._spill(oldest.entry)
             self._forget(oldest)
             self._count(evicted=1)
         indexed = self._index.add(kept.namespace, kept.tokens, kept.reuse, kept)
@@ -235,7 +231,7 @@ class PromptCache:
         self._index.remove(indexed)
         self.nbytes -= self._uses.pop(indexed).nbytes
 
-    def _fetched(self, tokens: Tokens, namespace: str, more_than: int) -> Hit | None:
+    def _fetch(self, tokens: Tokens, namespace: str, more_than: int) -> Hit | None:
         """What the colder tier has if that is more; it is then here as well, where it fits."""
         try:
             if self._cold.promises(tokens, namespace) <= more_than:
@@ -252,7 +248,7 @@ class PromptCache:
             self._adopt(kept)
         return hit
 
-    def _spilled(self, kept: Kept) -> bool:
+    def _spill(self, kept: Kept) -> bool:
         try:
             return self._cold.spill(kept)
         except Exception as error:

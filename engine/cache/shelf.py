@@ -62,6 +62,7 @@ class Temporary:
         assert self.name is not None
         final = self.name.removesuffix(".tmp")
         self.files.rename(self.name, final, self.at)
+        # Until the folder is synced a failure removes it: the name may not outlive a loss of power.
         self.name = final
         self.files.sync_folder(self.at)
         self.name = None

@@ -93,7 +93,7 @@ class SpillQueue(Generic[T]):
             try:
                 written = self._write(item, run_step)
             except Exception as error:
-                log.warning("an evicted entry could not be written: %s", error)
+                log.warning("a state could not be written: %s", error)
             finally:
                 with self._lock:
                     self._nbytes -= self._in_flight

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from ..errors import BadInput
 from .codecs import Decoder, encode
 from .durability import Durability, FlushReport
-from .entry import Buffer, Entry, Generation, RunStep, Step, TensorSpec, Tokens, at_once
+from .entry import Entry, Generation, RunStep, Step, Tokens, at_once, in_step
 from .header import generation_namespace
 from .prompt_cache import Kept
 from .spill import SpillQueue
@@ -26,7 +26,7 @@ SPILL_BYTES = 1 << 30
 """How much of what was evicted may wait for the disk."""
 
 FLUSH_S = 30.0
-"""How long the end of the process may wait for it."""
+"""How long the end of the process may wait for the disk."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -39,25 +39,25 @@ class _Item:
 
 
 class SSD:
-    """`Cold` over a store, and what is to become durable in it.
+    """`ColderTier` over a store, and what is to become durable in it.
 
     Until `start`, everything is written in the caller's thread.
     """
 
-    def __init__(self, store: Store, spill_bytes: int = SPILL_BYTES) -> None:
+    def __init__(self, store: Store) -> None:
         self.store = store
-        self._spilled: SpillQueue[_Item] = SpillQueue(spill_bytes, self._write_item)
+        self._spill_queue: SpillQueue[_Item] = SpillQueue(SPILL_BYTES, self._write_item)
         self._durability = Durability(
             store.has_durable_prefix,
             self._write_dirty,
             run_step=self._run_step,
-            spill=self._spilled,
+            spill=self._spill_queue,
         )
         self._writer: Writer | None = None
         self._source: Callable[[Tokens, str], Kept | None] = lambda tokens, namespace: None
 
     def serve_from(self, source: Callable[[Tokens, str], Kept | None]) -> None:
-        """Where scheduled prefixes are read: what gives a state that serves all those tokens."""
+        """Read scheduled prefixes there: `source` gives a state that serves all of the tokens."""
         self._source = source
 
     def promises(self, tokens: Tokens, namespace: str) -> int:
@@ -66,14 +66,14 @@ class SSD:
 
     def fetch(self, tokens: Tokens, namespace: str) -> Kept | None:
         found = self.store.find(tokens, namespace)
-        return None if found is None else self._restored(found.entry)
+        return None if found is None else self._restore(found.entry)
 
     def spill(self, kept: Kept) -> bool:
-        """Taken, if not written yet; False if it was to be written at once and could not be."""
+        """Queue a state, or before `start` write it at once: False if that failed."""
         return self._offer(_Item(kept))
 
     def schedule(self, tokens: Tokens, namespace: str) -> None:
-        """Those tokens' state is to be durable, once there is time."""
+        """Have a state of those tokens made durable, once there is time."""
         self._durability.schedule(tokens, namespace)
         if self._writer is not None:
             self._writer.tell()
@@ -93,16 +93,16 @@ class SSD:
         entry = self.store.find_generation_checkpoint(prompt, key, namespace)
         if entry is None or entry.generation is None:
             return None
-        kept = self._restored(entry)
+        kept = self._restore(entry)
         return None if kept is None else (kept, entry.generation)
 
     def finished(self, key: str) -> None:
-        """That generation has ended."""
+        """Remove what is stored of that generation: it has ended."""
         self.store.remove_generation_checkpoints(key)
 
     def start(self, wake: Callable[[], None]) -> Writer:
         """Write in a thread from now on, whose steps the caller's thread is to serve."""
-        self._writer = Writer(self._spilled, self._durability, wake)
+        self._writer = Writer(self._spill_queue, self._durability, wake)
         self._writer.start()  # once its steps find their way
         return self._writer
 
@@ -117,11 +117,11 @@ class SSD:
 
     def _offer(self, item: _Item) -> bool:
         """Taken, if not written yet; False if it was to be written at once and could not be."""
-        failed = self._spilled.counts.failed
-        self._spilled.offer(item, item.kept.nbytes)
+        failed = self._spill_queue.counts.failed
+        self._spill_queue.offer(item, item.kept.nbytes)
         if self._writer is None:
-            self._spilled.run_one(at_once)
-            return self._spilled.counts.failed == failed
+            self._spill_queue.run_one(at_once)
+            return self._spill_queue.counts.failed == failed
         self._writer.tell()
         return True
 
@@ -130,7 +130,7 @@ class SSD:
         if generation is None:
             return self._write(item.kept, run_step)
         if not item.going():
-            return False
+            return True  # nothing is lost
         namespace = generation_namespace(generation.key)
         written = self._put(item.kept, namespace, generation, run_step)
 
@@ -149,9 +149,8 @@ class SSD:
             self._writer.run_step(step)
 
     def _write_dirty(self, tokens: Tokens, namespace: str, run_step: RunStep, /) -> bool | None:
-        found: list[Kept | None] = []
-        run_step(lambda: found.append(self._source(tokens, namespace)))
-        return None if found[0] is None else self._write(found[0], run_step)
+        kept = in_step(run_step, lambda: self._source(tokens, namespace))
+        return None if kept is None else self._write(kept, run_step)
 
     def _write(self, kept: Kept, run_step: RunStep, /) -> bool:
         """Store a state for good, unless a stored one serves all its tokens."""
@@ -162,20 +161,17 @@ class SSD:
     def _put(
         self, kept: Kept, namespace: str, generation: Generation | None, run_step: RunStep
     ) -> bool:
-        encoded: list[tuple[Entry, Callable[[TensorSpec], Buffer]]] = []
-
-        def step() -> None:
-            states = (kept.stored, namespace, kept.tokens, kept.checkpoints, generation)
-            encoded.append(encode(*states))
-
+        stored, tokens, drafts = kept.stored, kept.tokens, kept.checkpoints
         try:
-            run_step(step)
+            entry, read = in_step(
+                run_step, lambda: encode(stored, namespace, tokens, drafts, generation)
+            )
         except Exception as error:
             log.warning("a state of %d tokens cannot be stored: %s", len(kept.tokens), error)
             return False
-        return self.store.put(*encoded[0], run_step)
+        return self.store.put(entry, read, run_step)
 
-    def _restored(self, entry: Entry) -> Kept | None:
+    def _restore(self, entry: Entry) -> Kept | None:
         try:
             decoder = Decoder(entry)
             if not self.store.restore(entry, decoder.room):

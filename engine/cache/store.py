@@ -114,12 +114,12 @@ class Store:
         A file that is not what was stored is removed; one that cannot be read now is left.
         """
         with self._lock:
-            record = self._catalog.of(entry)
-        restored = record is not None and self._restored(record, room)
+            record = self._catalog.record_of(entry)
+        restored = record is not None and self._restore(record, room)
         self._keeper.count("hits" if restored else "misses")
         return restored
 
-    def _restored(self, record: Record, room: Room) -> bool:
+    def _restore(self, record: Record, room: Room) -> bool:
         place = (record.folder, record.name)
         try:
             with (
@@ -131,7 +131,7 @@ class Store:
                     self._keeper.replace(record, now)
                     return False
                 read_tensors(self._files, file, record.header, room, verify=self._verify)
-                self._used(record, file)
+                self._mark_used(record, file)
                 return True
         except Damaged as error:
             self._keeper.remove_damaged(*place, error)
@@ -145,7 +145,7 @@ class Store:
                 self._keeper.say("an entry could not be restored", error)
         return False
 
-    def _used(self, record: Record, file: Descriptor) -> None:
+    def _mark_used(self, record: Record, file: Descriptor) -> None:
         with self._lock:
             self._catalog.touch(record, self._keeper.tick())
         try:

@@ -22,27 +22,27 @@ Part: TypeAlias = "Held | tuple[Part, ...]"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Stored:
-    """A row's caches, in layer order, after `tokens` tokens.
+    """A row's caches, in layer order, after `num_tokens` tokens.
 
-    Nobody changes its arrays, and what was filled with them never writes to them. Of less than
-    `minimum` tokens it says nothing: those have been stored otherwise when there were no more.
+    Nobody changes its arrays, and what was filled with them never writes to them. It is cut back to
+    no less than `minimum` tokens: where packing is delayed, a shorter state is not packed yet.
     """
 
-    tokens: int
+    num_tokens: int
     caches: tuple[Part, ...]
     minimum: int = 1
 
     def __post_init__(self) -> None:
-        if not 1 <= self.minimum <= max(1, self.tokens):
-            raise BadInput(f"a minimum of {self.minimum} tokens is not within 1..{self.tokens}")
+        if not 1 <= self.minimum <= max(1, self.num_tokens):
+            raise BadInput(f"a minimum of {self.minimum} tokens is not within 1..{self.num_tokens}")
         for held in self.leaves:
-            require_position(held, self.tokens)
+            require_position(held, self.num_tokens)
 
     @classmethod
     def of(
-        cls, caches: Sequence[Cache], tokens: int, quantization: KVQuantization | None = None
+        cls, caches: Sequence[Cache], num_tokens: int, quantization: KVQuantization | None = None
     ) -> Stored:
-        """A copy of what a row's native caches hold after `tokens` tokens.
+        """A copy of what a row's native caches hold after `num_tokens` tokens.
 
         Raises:
             BadInput: a cache is of an unknown kind, or stands elsewhere.
@@ -50,7 +50,7 @@ class Stored:
         captured = capture(caches)
         packed = any(held.kind == QUANTIZED.name for held in captured)
         minimum = max(1, quantization.start) if quantization is not None and packed else 1
-        return cls(tokens, _arranged(caches, iter(captured)), minimum)
+        return cls(num_tokens, _arranged(caches, iter(captured)), minimum)
 
     @property
     def leaves(self) -> list[Held]:
@@ -72,7 +72,7 @@ class Stored:
         """Which shorter boundaries all caches can be cut back to."""
         least = [self.minimum, *map(cut_from, self.leaves)]
         known = [n for n in least if n is not None]
-        trimmable = len(known) == len(least) and max(known) < self.tokens
+        trimmable = len(known) == len(least) and max(known) < self.num_tokens
         return Reuse(trimmable, max(known) if trimmable else self.minimum)
 
     def trimmed(self, count: int) -> Stored:
@@ -83,11 +83,11 @@ class Stored:
         Raises:
             BadInput: not every cache can be cut back to there.
         """
-        if not self.reuse.serves(count, self.tokens):
-            raise BadInput(f"{self.tokens} stored tokens cannot be cut back to {count}")
-        if count == self.tokens:
+        if not self.reuse.serves(count, self.num_tokens):
+            raise BadInput(f"{self.num_tokens} stored tokens cannot be cut back to {count}")
+        if count == self.num_tokens:
             return self
-        return replace(self, tokens=count, caches=_cut(self.caches, count))
+        return replace(self, num_tokens=count, caches=_cut(self.caches, count))
 
 
 def _arranged(caches: Sequence[Cache], captured: Iterator[Held]) -> tuple[Part, ...]:

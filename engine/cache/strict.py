@@ -76,16 +76,27 @@ def items_of(value: Any, kind: type[T]) -> tuple[T, ...]:
 
 
 def decimal(text: str) -> int:
+    """A whole number of at most 18 digits, which int64 holds.
+
+    Raises:
+        Damaged: it is something else.
+    """
     if not re.fullmatch("[0-9]{1,18}", text):
         raise Damaged(f"{text[:40]!r} is no whole number")
     return int(text)
 
 
 def packed(tokens: Tokens) -> str:
+    """Base64 of the ids as little-endian int32."""
     return base64.b64encode(tokens.astype("<i4", copy=False).tobytes()).decode("ascii")
 
 
 def unpacked(text: str) -> Tokens:
+    """The reverse of `packed`.
+
+    Raises:
+        Damaged: it is something else.
+    """
     try:
         data = binascii.a2b_base64(text, strict_mode=True)
     except ValueError:

@@ -14,8 +14,8 @@ from .spill import SpillQueue
 class Writer:
     """Writes what was spilled as it comes, and what is dirty while the model thread is idle.
 
-    Its steps run on the model thread, which calls `serve` between forwards, says when it is
-    `idle`, and `close`s it. `tell` may be called by any thread: there is something to write.
+    Its steps run on the model thread, which calls `serve` between forwards, says by `set_idle` when
+    it has nothing else to do, and calls `close`. `tell` may be called by any thread.
 
     Args:
         wake: called when a step waits for the model thread.
@@ -46,19 +46,20 @@ class Writer:
 
     @property
     def asks(self) -> bool:
-        """Whether a step waits to be served."""
-        return self._gate.asked
+        """Whether a step waits for `serve`."""
+        return self._gate.asks
 
     def serve(self) -> bool:
         """Run one step; False if none waits."""
         return self._gate.serve()
 
-    def idle(self, now: bool) -> None:
+    def set_idle(self, idle: bool) -> None:
         with self._changed:
-            self._idle = now
+            self._idle = idle
             self._changed.notify()
 
     def tell(self) -> None:
+        """There is something to write."""
         with self._changed:
             self._told = True
             self._changed.notify()
@@ -73,7 +74,7 @@ class Writer:
             self._changed.notify()
         while self._thread.is_alive():
             if not self._gate.serve():
-                self._thread.join(0.005)
+                self._thread.join(0.005)  # short, since a step may be asked for meanwhile
         self._gate.close()
         return self.report
 

@@ -17,11 +17,12 @@ from mlx.utils import tree_flatten
 
 from ..cache.identity import digest_of
 from ..errors import BadInput, LawError
+from ..folders import check_folder
 from ..ports import NORM, Ports
 from ..sampling import RowSampling
 from ..state.checkpoint import Attachment, Checkpoint, require_schema
 from ..state.donors import Donor, Lent
-from ..target import Target, check_folder
+from ..target import Target
 from .assistant_model import FULL, SLIDING, Config, load
 from .source import Draft, Lender, PrefillMode, Taps
 

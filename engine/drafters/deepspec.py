@@ -16,7 +16,8 @@ from mlx.nn.layers.base import Module
 from mlx.nn.layers.normalization import RMSNorm
 from mlx_lm.models.rope_utils import ProportionalRoPE
 
-from ..target import Target, check_folder
+from ..folders import check_folder
+from ..target import Target
 from .block_config import Config, block_shape, layer_shape
 from .block_layers import Attention, FeedForward, LayerShape, Pair
 from .context_rows import BlockProvider, open_block

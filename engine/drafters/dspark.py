@@ -20,7 +20,8 @@ from mlx.nn.layers.normalization import RMSNorm
 from mlx.nn.layers.positional_encoding import RoPE
 
 from ..errors import BadInput, one_line
-from ..target import Target, check_folder
+from ..folders import check_folder
+from ..target import Target
 from .block_config import Config, block_shape, layer_shape
 from .block_layers import Attention, FeedForward, LayerShape, Pair
 from .context_rows import BlockProvider, open_block

@@ -23,9 +23,10 @@ from mlx_lm.models.cache import CacheList, KVCache
 from mlx_lm.models.deepseek_v32 import DeepseekV32DecoderLayer
 
 from ..errors import BadInput
+from ..folders import check_folder
 from ..ports import NORM
 from ..state.layouts import Cache
-from ..target import Target, check_folder
+from ..target import Target
 from .mtp_provider import MtpProvider
 from .mtp_rows import Convention, Mtp
 from .weights import Quantization, fill, tensors_of

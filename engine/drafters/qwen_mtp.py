@@ -28,9 +28,10 @@ from mlx_lm.models.qwen3_5 import DecoderLayer, TextModelArgs
 
 from ..cache.identity import digest_of
 from ..errors import BadInput
+from ..folders import check_folder
 from ..ports import NORM
 from ..state.layouts import Cache
-from ..target import Target, check_folder
+from ..target import Target
 from .mtp_provider import MtpProvider
 from .mtp_rows import Convention, Mtp
 from .weights import Quantization, fill, tensors_of

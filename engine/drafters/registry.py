@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import BadInput
-from ..target import Target, check_folder
+from ..folders import check_folder
+from ..target import Target
 from .assistant import AssistantProvider
 from .deepspec import open_deepspec
 from .dspark import CALIBRATION, open_dspark

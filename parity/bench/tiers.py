@@ -22,7 +22,6 @@ from xxhash import xxh3_128
 from engine import Target
 from engine.cache.codecs import CODEC, Decoder, encode
 from engine.cache.entry import Entry, Identity, Read, Reuse, TensorSpec, Tokens
-from engine.cache.files import Files
 from engine.cache.store import Store
 from engine.cache.stored import Stored
 from engine.prefill import Cohort, Prompt
@@ -31,6 +30,7 @@ from engine.sampling import Greedy, RowSampling
 from engine.tiers import open_tiers
 from parity.bench.loops import Collector
 from parity.bench.pairs import Figure, Goal, Pair, Side, interleave
+from parity.fuzz.disk.faults import Unsynced
 
 FEW = 7
 """Pairs that tell: these sides differ by more than noise does."""
@@ -50,8 +50,13 @@ LAYERS, ROW = 8, (1, 8, 4096, 128)
 NAMESPACE = "bench"
 IDENTITY = Identity("bench", "0" * 64, "0" * 64)
 PREFIX = 16_384
+"""Tokens of P10."""
+
 ENTRIES, ENTRY_TOKENS, PROMPT_TOKENS = 10_000, 256, 32_768
+"""Of P11: entries in the folder, tokens of each, and tokens of the prompt that is looked up."""
+
 CAP = 1 << 40
+"""Bytes: nothing is evicted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,18 +128,18 @@ def _large(large: Large, folder: Path, pairs: int) -> Iterator[Figure]:
             while opened.readinto(buffer):
                 pass
 
-    def checked() -> object:
+    def restore_checked() -> object:
         return restore(store)
 
-    def bare() -> object:
+    def restore_unchecked() -> object:
         return restore(unchecked)
 
     if hasattr(os, "posix_fadvise"):
+        raw_cold, checked_cold = cold(read_raw), cold(restore_checked)
+        unchecked_cold = cold(restore_unchecked)
+        yield _figure(COLD, "restored cold", "raw read", "restore", raw_cold, unchecked_cold, pairs)
         yield _figure(
-            COLD, "restored cold", "raw read", "restore", cold(read_raw), cold(bare), pairs
-        )
-        yield _figure(
-            CHECKED, "checksums, cold", "checked", "unchecked", cold(checked), cold(bare), pairs
+            CHECKED, "checksums, cold", "checked", "unchecked", checked_cold, unchecked_cold, pairs
         )
 
     def theirs() -> list[Any]:
@@ -142,7 +147,7 @@ def _large(large: Large, folder: Path, pairs: int) -> Iterator[Figure]:
         mx.eval([cache.state for cache in caches])
         return caches
 
-    yield _figure(WARM, "restored warm", "mlx-lm", "unchecked", theirs, bare, pairs)
+    yield _figure(WARM, "restored warm", "mlx-lm", "unchecked", theirs, restore_unchecked, pairs)
 
     data = [np.asarray(large.read(spec)) for spec in large.entry.tensors]
 
@@ -152,13 +157,13 @@ def _large(large: Large, folder: Path, pairs: int) -> Iterator[Figure]:
 
     hashed = []
     for _ in range(pairs):
-        with_s, without_s, pass_s = (_seconds(work) for work in (checked, bare, one_pass))
-        hashed.append(Pair(max(0.0, with_s - without_s), pass_s))
+        checked_s, unchecked_s = _seconds(restore_checked), _seconds(restore_unchecked)
+        hashed.append(Pair(max(0.0, checked_s - unchecked_s), _seconds(one_pass)))
     yield Figure(HASHED, "checksums, warm", "their cost", "one pass", tuple(hashed))
 
     tensor = max(spec.nbytes for spec in large.entry.tensors)
     if Path("/proc/self/clear_refs").exists():
-        for name, work, result in (("stored", put, 0), ("restored", checked, nbytes)):
+        for name, work, result in (("stored", put, 0), ("restored", restore_checked, nbytes)):
             extra = tuple(Pair(max(0, peak(work) - result), tensor) for _ in range(FEW))
             yield Figure(MEMORY, f"extra memory, {name}", "peak", "one tensor", extra)
 
@@ -191,7 +196,7 @@ class Timed:
 
 
 def hit(target: Target, pairs: int) -> Figure:
-    """P10: a prefix of 16,384 tokens restored from the disk, and processed."""
+    """P10: a prefix of 16,384 tokens processed, beside the same restored from the disk."""
     draw = np.random.default_rng(0)
     ids = tuple(draw.integers(5, target.vocab_size, PREFIX + 1).tolist())
     with tempfile.TemporaryDirectory(prefix="mlx-parity-bench-") as folder:
@@ -200,7 +205,7 @@ def hit(target: Target, pairs: int) -> Figure:
         samplers = RowSampling([Greedy()])
         start = first.start(target, None, samplers, prompt, target.new_rows())
         cohort = Cohort(start.rows, None, samplers, [prompt])
-        prefills = [_seconds(lambda: _drain(cohort))]
+        prefill_s = _seconds(lambda: _drain(cohort))
         first.keep(target, start.rows, None, 0, ids[:-1])
         first.flush()
         hits = []
@@ -216,7 +221,7 @@ def hit(target: Target, pairs: int) -> Figure:
             if prompt.cached != PREFIX:
                 raise OSError(f"{prompt.cached} of {PREFIX} tokens came back")
     # Processing takes minutes: it is measured once, on the favourable side of the others.
-    made = tuple(Pair(prefills[0], seconds) for seconds in hits)
+    made = tuple(Pair(prefill_s, seconds) for seconds in hits)
     return Figure(HIT, f"{PREFIX} tokens", "processed", "restored", made)
 
 
@@ -227,13 +232,6 @@ def _prompt(ids: tuple[int, ...]) -> Prompt:
 def _drain(cohort: Cohort) -> None:
     while any(cohort.lacking):
         cohort.step()
-
-
-class Unsynced(Files):
-    """To make many files soon: none of them is to outlive the machine."""
-
-    def sync(self, file: int) -> None:
-        pass
 
 
 def many_entries(pairs: int) -> Iterator[Figure]:

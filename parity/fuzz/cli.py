@@ -157,7 +157,7 @@ def _caches(
         import hypothesis  # noqa: F401  # here for the one line it is missing in
     except ModuleNotFoundError as error:
         raise Unusable("hypothesis is not installed: pip install 'mlx-parity[test]'") from error
-    from engine.target import require_compiler
+    from engine.folders import require_compiler
     from oracle import device
     from parity.fuzz.contracts import EXPLANATIONS
     from parity.fuzz.history import Reference

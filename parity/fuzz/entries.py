@@ -14,10 +14,11 @@ import mlx.core as mx
 import numpy as np
 
 from engine.cache.codecs import encode
-from engine.cache.entry import Identity, Reuse, Tokens
+from engine.cache.entry import Identity, Reuse
 from engine.cache.format import plan
 from engine.cache.header import Origin
 from engine.cache.stored import Stored
+from engine.kept import as_tokens
 from engine.state.checkpoint import Attachment, Checkpoint, capture_caches, restore_caches
 from engine.state.layouts import Cache
 
@@ -39,17 +40,19 @@ SCHEMA = "standalone-draft-v1:fuzz"
 class Sizes:
     """Bytes of a state of `WINDOW` tokens in RAM, and of the longest one's file."""
 
-    state: int
-    file: int
+    state_bytes: int
+    file_bytes: int
 
     def caps(self, ram: int, cold: int | None) -> tuple[int, int | None]:
         """A RAM tier for none, one, some, all; a colder tier that is small, or for all, or none."""
-        own = (0, 2 * self.state, 6 * self.state, 1 << 30)[ram]
-        return own, None if cold is None else (self.file // 2, 1 << 30)[cold]
+        own = (0, 2 * self.state_bytes, 6 * self.state_bytes, 1 << 30)[ram]
+        return own, None if cold is None else (self.file_bytes // 2, 1 << 30)[cold]
 
 
 @lru_cache
 def sizes_of(reference: Reference) -> Sizes:
+    """Measured on states of the reference's world."""
+
     def line(count: int, drafted: bool) -> Line:
         namespace, history = Namespace(""), History((tuple([0] * count),))
         caches = reference.fill(history)
@@ -73,7 +76,7 @@ def line_of(
         namespace,
         history,
         reuse,
-        nbytes=sum(array.nbytes for array in copies) + 8 * len(tokens),
+        nbytes=sum(array.nbytes for array in copies) + 2 * tokens.nbytes,  # here and in the index
         file_bytes=plan(entry, Origin(IDENTITY, 1_800_000_000)).size,
         drafted=bool(drafts),
         arrays=copies,
@@ -113,12 +116,13 @@ def says_otherwise(
 
 
 def differing_reuse(stored: Stored, namespace: Namespace) -> str | None:
-    """How a state's reuse is not what its kinds allow, where the way it was filled cannot matter.
+    """How a state's reuse is not what its kinds of cache allow, in words.
 
-    Recurrent state is cut back to nothing. Keys and values are, but where a window may have passed
-    over them; and what was packed says nothing of when it was not.
+    Recurrent state cannot be cut back. Keys and values can, to any length; packed ones to no less
+    than where packing starts. Of more tokens than a window or chunk holds nothing is said: what can
+    be cut depends on how they were fed.
     """
-    kinds, count = {held.kind for held in stored.leaves}, stored.tokens
+    kinds, count = {held.kind for held in stored.leaves}, stored.num_tokens
     least = (namespace.start or 1) if namespace.due(count) else 1
     expected = Reuse("recurrent" not in kinds, least)
     if kinds & {"ring", "chunked"} and count > WINDOW:
@@ -128,10 +132,6 @@ def differing_reuse(stored: Stored, namespace: Namespace) -> str | None:
         for reuse in (stored.reuse, expected)
     )
     return None if served == wanted else f"serves its first {served} tokens, expected {wanted}"
-
-
-def as_tokens(tokens: Sequence[int]) -> Tokens:
-    return np.array(tokens, np.int32)
 
 
 def same(one: mx.array, other: mx.array) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,11 +19,10 @@ from mlx_lm.models.cache import (
 from engine.state.layouts import Cache
 
 from .contracts import Key, Promise, Violation, fetch_cause
-from .entries import same
-from .history import Chunk, History, Reference, ask, difference, forward
+from .entries import same, says_otherwise
+from .history import Chunk, History, Reference, forward
 from .namespaces import Namespace
-from .participants import counts
-from .worlds import TOLERANCE, kinds
+from .worlds import kinds
 
 Violated = Callable[[Violation], None]
 
@@ -117,7 +115,7 @@ class TheirTier:
         self._uses += 1
         source.used = self._uses
         history = namespace.first(source.history, count)
-        if found := self._differs(namespace, caches, history):
+        if found := says_otherwise(self._reference, namespace, caches, history):
             packed = namespace.start is not None and source.history.exact is not None
             cut_below = packed and history.exact is None
             cause = fetch_cause(caches, cut_below)
@@ -135,7 +133,7 @@ class TheirTier:
         self._lru = LRUPromptCache(SIZE)
         for kept, file in stored:
             caches = load_prompt_cache(str(file))
-            if found := self._differs(kept.namespace, copy.deepcopy(caches), kept.history):
+            if found := says_otherwise(self._reference, kept.namespace, caches, kept.history):
                 key = Key(Promise.LOAD, " and ".join(kinds(caches)), "")
                 self._violated(Violation(key, found))
             self._lru.insert_cache(kept.namespace.name, list(kept.history.tokens), caches)
@@ -169,13 +167,6 @@ class TheirTier:
         tokens = list(kept.history.tokens)
         caches, rest = self._lru.fetch_nearest_cache(kept.namespace.name, tokens)
         return caches is not None and not rest
-
-    def _differs(self, namespace: Namespace, caches: list[Cache], history: History) -> str | None:
-        """Asked of a copy."""
-        if wrong := counts(caches) - {len(history)}:
-            return f"layers count {sorted(wrong)}, expected {len(history)}"
-        expected = self._reference.answer(namespace.seen(history))
-        return difference(expected, ask(self._world, copy.deepcopy(caches)), TOLERANCE)
 
 
 def _copies(caches: Sequence[Cache]) -> list[mx.array]:

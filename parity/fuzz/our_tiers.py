@@ -12,16 +12,16 @@ from typing import NoReturn
 import mlx.core as mx
 
 from engine.cache.codecs import CODEC
-from engine.cache.files import Descriptor, Files
 from engine.cache.prompt_cache import Hit, PromptCache
 from engine.cache.ssd import SSD
 from engine.cache.store import Store
 from engine.cache.stored import Stored
+from engine.kept import as_tokens
 from engine.state.rows import Rows
 
+from .disk.faults import Unsynced
 from .entries import (
     IDENTITY,
-    as_tokens,
     companion,
     differing_reuse,
     drafting,
@@ -36,16 +36,6 @@ from .setup import Difference
 from .tally import Tally
 from .tier_list import MISS, Key, Line, TierList
 from .worlds import TOLERANCE
-
-
-class Unsynced(Files):
-    """No power is lost here."""
-
-    def sync(self, file: Descriptor) -> None:
-        pass
-
-    def sync_folder(self, folder: Descriptor) -> None:
-        pass
 
 
 class OurTiers:
@@ -216,9 +206,8 @@ class OurTiers:
         with self._whole():
             if cold_cap is not None:
                 files = Unsynced()
-                self.ssd = SSD(
-                    Store(self._folder, IDENTITY, cap_bytes=cold_cap, codec=CODEC, files=files)
-                )
+                store = Store(self._folder, IDENTITY, cap_bytes=cold_cap, codec=CODEC, files=files)
+                self.ssd = SSD(store)
             self.cache = PromptCache(cap, self.ssd, clock=lambda: self.model.now_s)
         if self.ssd is not None:
             self.ssd.serve_from(self.cache.holding)

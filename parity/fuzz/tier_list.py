@@ -58,6 +58,7 @@ class Line:
         return count if self.reuse.serves(count, len(own)) else 0
 
     def makes_needless(self, other: Line) -> bool:
+        """Whether the other holds the same tokens, or a front of them that this one serves."""
         own, theirs = self.tokens, other.tokens
         if self.namespace != other.namespace or own[: len(theirs)] != theirs:
             return False
@@ -82,8 +83,10 @@ class TierList:
     """What both tiers hold, each in the order of addition; `cold_cap` bytes of files in the colder.
 
     It is told what has been done to the tiers afterwards, with the files that there are then:
-    whether a damaged file was known as such is not foreseen. If it makes more of a difference than
-    that, `lost` is set, and the list is of no use any more.
+    whether a damaged file was known as such is not foreseen. While there may be such a file the
+    list is `doubtful`; if it makes more of a difference than that, the list is `lost` and of no use
+    any more. `dirty` are the scheduled prefixes, in order. `failed`: since the last flush an entry
+    was too large to be written. `now_s` is the clock of the tiers.
     """
 
     def __init__(self, cap: int, cold_cap: int | None) -> None:
@@ -144,6 +147,7 @@ class TierList:
             self._adopt(line)
 
     def demote(self, idle_s: float) -> None:
+        """Move what is idle to the colder tier, the one used longest ago first."""
         idle = [line for line in self.ram if line.at_s <= self.now_s - idle_s]
         for line in sorted(idle, key=lambda line: line.used):
             if self._spill(line):
@@ -231,8 +235,3 @@ class TierList:
 
 def _exists(line: Line) -> bool:
     return line.file is not None and line.file.exists()
-
-
-def _mtime(line: Line) -> int:
-    assert line.file is not None
-    return line.file.stat().st_mtime_ns

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, ClassVar
+from typing import ClassVar, TypeAlias
 
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
@@ -31,14 +31,16 @@ TOKEN = st.integers(0, VOCAB - 1)
 WIDTHS = st.lists(st.sampled_from((1, 1, 2, 5, 12)), max_size=4)
 """Of the forwards in which tokens are processed; what is left goes into one more."""
 
-PROMPT = st.tuples(
+Prompt: TypeAlias = tuple[int, int, list[int], int | None]
+"""Which of the latest texts that were put, how much of its front, and what follows; its namespace
+or that one."""
+
+PROMPT: st.SearchStrategy[Prompt] = st.tuples(
     st.integers(0, 5),
     st.sampled_from((LONGEST, LONGEST, LONGEST, 0, START - 2)) | st.integers(1, LONGEST),
     st.lists(TOKEN, max_size=2) | st.lists(TOKEN, max_size=9),
     st.sampled_from((None, None, None, None, None, 0, 1, 2)),
 )
-"""Which of the latest texts that were put, how much of its front, and what follows; its namespace
-or that one."""
 
 ASK = st.sampled_from((None, 0, 1, 2))
 """Which of the latest texts, or none."""
@@ -83,7 +85,7 @@ class TierMachine(RuleBasedStateMachine):
         self.theirs = TheirTier(reference, self._violated, self._new_file)
 
     @rule(prompt=PROMPT, widths=WIDTHS, drafted=st.booleans())
-    def put(self, prompt: Any, widths: list[int], drafted: bool) -> None:
+    def put(self, prompt: Prompt, widths: list[int], drafted: bool) -> None:
         namespace, tokens = self._asked(prompt)
         chunks = cut(tokens, widths)
         self._step("put", f"{chunks} in {namespace.name!r}" + drafted * " with a drafter's")
@@ -102,14 +104,14 @@ class TierMachine(RuleBasedStateMachine):
         drafted=st.booleans(),
     )
     def take(
-        self, prompt: Any, widths: list[int], more: list[int], keep: bool, drafted: bool
+        self, prompt: Prompt, widths: list[int], more: list[int], keep: bool, drafted: bool
     ) -> None:
         """Go on from what is found; with `keep` the state then is put, as a row's that retires."""
         self._ask(*self._asked(prompt), widths, more, keep, drafted)
 
     @precondition(lambda self: not no_row_form(self.world.fresh()))
     @rule(prompts=st.lists(PROMPT, min_size=2, max_size=3), width=st.integers(1, 10))
-    def put_extracts(self, prompts: list[Any], width: int) -> None:
+    def put_extracts(self, prompts: list[Prompt], width: int) -> None:
         """Rows that went on together for a window of tokens are put one by one."""
         asked = [self._asked(prompt) for prompt in prompts]
         namespace, texts = asked[0][0], [tokens for _, tokens in asked]
@@ -240,7 +242,8 @@ class TierMachine(RuleBasedStateMachine):
     def _namespace(self, number: int) -> Namespace:
         return self.namespaces[number % len(self.namespaces)]
 
-    def _asked(self, prompt: Any) -> tuple[Namespace, Chunk]:
+    def _asked(self, prompt: Prompt) -> tuple[Namespace, Chunk]:
+        """A namespace and at most `LONGEST` tokens, at least one."""
         which, front, tail, other = prompt
         namespace, text = self.texts[-1 - which % len(self.texts)]
         if other is not None:

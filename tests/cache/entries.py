@@ -83,19 +83,15 @@ def written(path: Path, entry: Entry, files: Files = FILES, origin: Origin = ORI
         return write_entry(files, file, plan(entry, origin), lambda t: content(entry, t))
 
 
-def read_back(
-    path: Path, *, codec: str | None = None, verify: bool = True
-) -> tuple[Header, dict[str, bytes]]:
+def read_back(path: Path, *, verify: bool = True) -> tuple[Header, dict[str, bytes]]:
     """A file's header and the bytes of its tensors."""
-    return read_image(path.read_bytes(), codec=codec, verify=verify)
+    return read_image(path.read_bytes(), verify=verify)
 
 
-def read_image(
-    image: bytes, *, codec: str | None = None, verify: bool = True
-) -> tuple[Header, dict[str, bytes]]:
+def read_image(image: bytes, *, verify: bool = True) -> tuple[Header, dict[str, bytes]]:
     """The same of a file that is nowhere but in memory."""
     files, memory = Image(image=image), Memory()
-    header = read_header(files, 0, len(image), codec)
+    header = read_header(files, 0, len(image))
     read_tensors(files, 0, header, memory, verify=verify)
     return header, memory.found
 

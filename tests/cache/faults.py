@@ -68,13 +68,3 @@ def at(number: int, error: int, *, on: bool) -> Callable[[int, str], None]:
 
 
 ERRORS = (errno.EIO, errno.ENOSPC, errno.EINTR, errno.EMFILE, errno.EROFS)
-
-
-class Unsynced(Files):
-    """The real calls but for syncs, for tests in which the power stays on."""
-
-    def sync(self, file: int) -> None:
-        pass
-
-    def sync_folder(self, at: int) -> None:
-        pass

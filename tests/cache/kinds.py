@@ -88,7 +88,7 @@ def stored(kind: str, rows: Rows) -> Stored:
 
 
 def restored(kind: str, value: Stored) -> Rows:
-    return target_for(kind).rows_holding(value.leaves, value.tokens)
+    return target_for(kind).rows_holding(value.leaves, value.num_tokens)
 
 
 def same_future(kind: str, ours: Rows, theirs: Rows, windows: Sequence[Sequence[int]]) -> bool:

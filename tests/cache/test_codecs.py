@@ -37,7 +37,7 @@ from engine.cache.entry import (
 from engine.cache.foreign import CLASSES, imported
 from engine.cache.stored import Stored
 from engine.state.checkpoint import Attachment, Checkpoint, capture, restore
-from engine.state.forms import FORMS
+from engine.state.kinds import FORMS
 from engine.state.quantize import KVQuantization
 from tests.engine.company import ids
 from tests.engine.families import WINDOW

@@ -15,9 +15,9 @@ from engine.cache.durability import Durability, FlushReport
 from engine.cache.entry import Buffer, Entry, RunStep, TensorSpec, Tokens
 from engine.cache.spill import SpillQueue
 from engine.cache.store import Store
+from parity.fuzz.disk.faults import Unsynced
 
 from .entries import CODEC, IDENTITY, an_entry, content, ids
-from .faults import Unsynced
 from .test_store import SIZE, a_store
 
 

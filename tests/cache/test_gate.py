@@ -73,7 +73,7 @@ def test_a_closed_gate_rejects_who_waits_and_who_comes() -> None:
 
     writer = threading.Thread(target=write)
     writer.start()
-    while not gate.asked:
+    while not gate.asks:
         time.sleep(0.001)
     gate.close()
     writer.join(10)

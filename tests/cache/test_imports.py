@@ -23,6 +23,11 @@ CORE = (
     "store",
     "spill",
     "durability",
+    "gate",
+    "writer",
+    "identity",
+    "inspect",
+    "cli",
 )
 
 

@@ -16,7 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from engine import BadInput
 from engine.cache.codecs import CODEC
 from engine.cache.entry import Reuse, Tokens
-from engine.cache.prompt_cache import Cold, Hit, Kept, PromptCache, served_by
+from engine.cache.prompt_cache import ColderTier, Hit, Kept, PromptCache, served_by
 from engine.cache.ssd import SSD
 from engine.cache.store import Store
 from engine.cache.stored import Stored
@@ -67,7 +67,7 @@ def kept(namespace: str, tokens: Sequence[int], kind: str) -> Kept:
 def check_hit(hit: Hit, namespace: str, tokens: Sequence[int]) -> None:
     """What was handed out is the state of the first `count` tokens and of nothing else."""
     seen = list(tokens[: hit.count])
-    assert hit.stored.tokens == hit.count
+    assert hit.stored.num_tokens == hit.count
     for held in hit.stored.leaves:
         truth = memory if held.kind == "recurrent" else columns
         for array in held.arrays:
@@ -292,7 +292,7 @@ class AgainstLists(RuleBasedStateMachine):
 TestAgainstLists = AgainstLists.TestCase
 
 
-def small(cap: int, cold: Cold | None = None) -> PromptCache:
+def small(cap: int, cold: ColderTier | None = None) -> PromptCache:
     return PromptCache(cap, cold)
 
 
@@ -374,7 +374,7 @@ def test_what_was_not_used_for_long_is_demoted_and_found_again() -> None:
     now_s[0] = 5.0
     assert cache.take(as_tokens([1, 0, 5]), "") is not None
     assert cache.exactly(as_tokens([2, 0]), "") is not None
-    assert cache.covers(as_tokens([2, 0]), "")
+    assert cache.holding(as_tokens([2, 0]), "") is not None
     assert cache.demote(6) == 0
     assert cache.demote(5) == 2
     assert (len(cache), cache.nbytes) == (1, 32)
@@ -479,8 +479,8 @@ def test_two_adapters_never_meet_over_one_prompt() -> None:
     cache.put(as_tokens([1, 2, 3]), first, state("", [1, 2, 3], "any"))
     assert cache.take(as_tokens([1, 2, 3, 4]), second) is None
     assert cache.take(as_tokens([1, 2, 3, 4]), first) is not None
-    assert not cache.covers(as_tokens([1, 2]), second)
-    assert cache.covers(as_tokens([1, 2]), first)
+    assert cache.holding(as_tokens([1, 2]), second) is None
+    assert cache.holding(as_tokens([1, 2]), first) is not None
 
 
 def test_a_fetched_state_is_measured_by_its_own_tokens() -> None:

@@ -13,9 +13,9 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from engine.cache.entry import Entry, Reuse, TensorSpec
 from engine.cache.format import plan
 from engine.cache.store import Store
+from parity.fuzz.disk.faults import Unsynced
 
 from .entries import CODEC, IDENTITY, ORIGIN, Memory, an_entry, content, ids
-from .faults import Unsynced
 
 CAP = 3600
 """Four of the smallest files, one of the largest."""

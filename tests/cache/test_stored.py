@@ -49,7 +49,7 @@ def test_a_stored_state_has_the_same_future_and_is_never_changed(kind: str, leng
     """`roundtrip`: bitwise, twice from one value, whatever the donor does next."""
     rows = fed(kind, ids(length, 1))
     value = stored(kind, rows)
-    assert value.tokens == length
+    assert value.num_tokens == length
     assert value.nbytes == sum(array.nbytes for array in value.arrays) > 0
     copies = [mx.array(array) for array in value.arrays]
     expected = [feed(rows, tail) for tail in TAILS]
@@ -77,7 +77,7 @@ def test_a_state_cut_back_is_that_of_the_shorter_prompt(kind: str, length: int) 
             continue
         cut_back = value.trimmed(count)
         own = fed(kind, tokens[:count])
-        assert cut_back.tokens == count
+        assert cut_back.num_tokens == count
         assert all(
             close(kind, a, b)
             for x, y in zip(cut_back.leaves, held_by(own), strict=True)

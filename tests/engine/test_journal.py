@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine import BadInput, LogitsOptions, Request, Sampling
+from engine.journal import Delivered, Journal, generation_key
 from engine.prefill import Prompt
-from engine.resume import Delivered, Journal, generation_key
 from engine.rounds import Row, accept
 
 EOS = 9

@@ -90,7 +90,7 @@ def test_the_right_engine_passes_the_same_cases(
     case_id: str, servers: Servers, tmp_path: Path
 ) -> None:
     """The cases fail because of the mutants, and not anyway."""
-    with changed(tmp_path, "engine/errors.py", '"""The two ways', '""" The two ways') as world:
+    with changed(tmp_path, "engine/errors.py", '"""The ways', '""" The ways') as world:
         assert run_case(world, case_id, servers) == ("equal", [])
 
 

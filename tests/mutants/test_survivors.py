@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import sqlite3
+import tomllib
 from pathlib import Path
 
 import pytest
 
 from .survivors import Change, change_of, explained, results, verdict
 
+ROOT = Path(__file__).parents[2]
 ONE = Change("engine/x.py", "a < b", "a <= b")
 TWO = Change("engine/x.py", "c", "d")
 
@@ -46,3 +48,14 @@ def test_a_session_is_read_whole(tmp_path: Path, outcome: str | None) -> None:
 
 def test_every_survivor_has_a_reason() -> None:
     assert all(len(reason) > 20 for reason in explained().values())
+
+
+def test_every_explanation_is_of_a_line_that_is_there() -> None:
+    """Else the session, which takes hours, ends with a stale explanation."""
+    for change in explained():
+        assert change.old in " ".join((ROOT / change.file).read_text(encoding="utf-8").split())
+
+
+def test_every_mutated_module_is_there() -> None:
+    config = tomllib.loads((ROOT / "tests/mutation.toml").read_text(encoding="utf-8"))
+    assert all((ROOT / file).is_file() for file in config["cosmic-ray"]["module-path"])

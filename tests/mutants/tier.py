@@ -130,7 +130,7 @@ TIER = (
         "engine/cache/keeper.py",
         "            record.name = temporary.publish()\n",
         "            for old in replaced:\n"
-        "                self.removed(old)\n"
+        "                self.remove(old)\n"
         "            record.name = temporary.publish()\n",
         "crash_images",
     ),

@@ -18,8 +18,9 @@ T = TypeVar("T")
 class Budget:
     """Work is numbered by seeds from `first`; it goes on until `count` or the end of the time.
 
-    `done` counts what the row counts; `next` is the first seed that was not begun. `violations` are
-    what broke the contract, in words that begin with the seed; `failed` is the last of these seeds.
+    `done` counts what the row counts; `next` is the first seed that was not begun; `cases` is how
+    many there are where there is an end to them. `violations` are what broke the contract, in words
+    that begin with the seed; `failed` is the last of these seeds. `notes` are for the table.
     """
 
     count: int

@@ -1,8 +1,9 @@
 """Processes that may be killed at any moment: a parent without mlx forks as many as are wanted.
 
-`python -m parity.fuzz.disk.children` reads a JSON line for each job and says what its children say,
-a line each: [number, word, value]. The first word of every child is `pid`, the last, said for it,
-`dead` with its exit status. A fork takes a millisecond where a fresh process takes a hundred.
+The parent, `python -m parity.fuzz.disk.jobs`, reads a JSON line for each job and passes on what its
+children say, a line each: [number, word, value]. The first word of every child is `pid`, the last,
+said for it, `dead` with its exit status. A fork takes a millisecond where a fresh process takes a
+hundred.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ Say: TypeAlias = Callable[[str, Any], None]
 Job: TypeAlias = Callable[..., None]
 
 PIPE = 4096
-"""Bytes that a pipe takes in one piece."""
+"""Bytes that a pipe takes in one piece: PIPE_BUF of Linux."""
 
 
 def serve(jobs: Mapping[str, Job]) -> None:

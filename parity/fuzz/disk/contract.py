@@ -162,9 +162,3 @@ def bytes_in(folder: Path) -> int:
     for place, _, names in os.walk(folder):
         size += sum(os.stat(os.path.join(place, name)).st_size for name in names)
     return size
-
-
-def differs(operation: Operation, store: Store, model: Model) -> str | None:
-    """Do it on both."""
-    expected, actual = advance(model, operation), perform(operation, store)
-    return None if expected == actual else f"{operation}: {actual}, not {expected}"

@@ -21,7 +21,7 @@ from .contract import broken, every_file, ids, opened, restored
 from .crashes import ROOMY
 from .failing import prepare
 from .hostile import BASES, hostile_file
-from .jobs import Image
+from .jobs import InMemory
 from .model import ORIGIN, Model
 from .sequences import file_of
 from .small import read, small
@@ -43,7 +43,7 @@ def flips(budget: Budget) -> None:
     for seed in budget.seeds():
         bit = Random(f"{seed} flips").randrange(8 * start, 8 * len(data))
         data[bit // 8] ^= 1 << bit % 8
-        files = Image(image=data)
+        files = InMemory(image=data)
         try:
             read_tensors(files, 0, read_header(files, 0, len(data)))
         except Damaged:
@@ -61,7 +61,7 @@ def header_flips(budget: Budget) -> None:
         for bit in range(8 * start):
             data[bit // 8] ^= 1 << bit % 8
             try:
-                read_header(Image(image=data), 0, len(data))
+                read_header(InMemory(image=data), 0, len(data))
             except Damaged:
                 pass
             else:

@@ -57,12 +57,12 @@ def every_error(budget: Budget) -> None:
     failing_calls(budget, ERRORS)
 
 
-def failing_calls(budget: Budget, errors: tuple[int, ...] = (0,)) -> None:
-    """R7: every call of every scene, once and from then on; of 0, one error after the other."""
+def failing_calls(budget: Budget, errors: tuple[int | None, ...] = (None,)) -> None:
+    """R7: every call of every scene, once and from then on. None: call by call another error."""
     faults = product((*SCENES, None), errors, (False, True))
     for seed, (scene, number, on) in budget.each(faults):
         for at in count(1):
-            fault = Fault(number or ERRORS[at % len(ERRORS)], at, on)
+            fault = Fault(ERRORS[at % len(ERRORS)] if number is None else number, at, on)
             if found := _open(fault) if scene is None else _meet(scene, fault):
                 budget.violated(seed, f"{scene.name if scene else 'opening'}, {fault}: {found}")
                 return

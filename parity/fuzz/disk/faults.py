@@ -35,7 +35,7 @@ def _intercepted(name: str) -> Callable[..., Any]:
 
 
 class Intercepted(Files):
-    """The real calls, each announced to `meet` first. Nothing is synced unless `synced`."""
+    """The real calls, each announced to `meet` first."""
 
     __slots__ = ("meet",)
 
@@ -52,9 +52,10 @@ for _name in CALLS:
 
 @dataclass(slots=True)
 class Fault:
-    """Call `at` of those in `calls` fails, counted from 1, and with `on` all that follow.
+    """A `Meet` that fails with error `number` at call `at` of those in `calls`, counted from 1.
 
-    `met` counts them, `failed` those that did. Without a number nothing fails.
+    With `on` all that follow fail as well; with `at` None, none does. `met` counts the calls so
+    far, `failed` those that did fail.
     """
 
     number: int
@@ -96,9 +97,12 @@ class Short(Files):
 
 
 class Unsynced(Files):
-    """The real calls without the wait for a drive, where nothing but that is left out."""
+    """The real calls without the waits for a drive, for files that no loss of power will meet."""
 
     __slots__ = ()
 
     def sync(self, file: Descriptor) -> None:
-        """Nothing: these files need not outlive a loss of power."""
+        pass
+
+    def sync_folder(self, at: Descriptor) -> None:
+        pass

@@ -18,7 +18,7 @@ from engine.cache.format import read_header
 from .budget import Budget, scratch
 from .contract import advance, broken, every_file, opened, perform
 from .failing import BASE
-from .jobs import Image
+from .jobs import InMemory
 from .model import Model
 from .plays import Use
 from .small import read, small
@@ -122,4 +122,4 @@ def _fill(folder: Path, random: Random, said: list[str]) -> str | None:
 
 def _tokens(image: bytes) -> bytes:
     """The token ids of a file, as bytes."""
-    return read_header(Image(image=image), 0, len(image)).entry.tokens.tobytes()
+    return read_header(InMemory(image=image), 0, len(image)).entry.tokens.tobytes()

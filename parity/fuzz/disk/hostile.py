@@ -15,12 +15,12 @@ from xxhash import xxh3_128_hexdigest
 
 from engine.cache.entry import ITEM_BYTES, Entry
 from engine.cache.format import BEGIN, DIGITS, MAX_HEADER_BYTES, plan
-from engine.cache.header import Origin
 
-from .small import IDENTITY, exact, small, unfinished
+from .model import ORIGIN
+from .small import exact, small, unfinished
 
-ORIGIN = Origin(IDENTITY, 1_800_000_000)
 BLANK = "0" * DIGITS
+
 NUMBERS = (-1, 0, 1, 7, 2**15, 2**31 - 1, 2**31, 2**32, 2**53, 2**63 - 1, 2**63, 2**64 - 1, 10**40)
 LENGTHS = (0, 7, 8, 65, 66, 2**24, 2**24 + 1, 2**31, 2**32, 2**63, 2**64 - 1)
 TEXTS = ("", "\0", "../../x", "/etc/passwd", "os.system", "é", "\ud800", "F8_E4M3", "C128", "=" * 9)

@@ -26,11 +26,11 @@ from .plays import NAMESPACES, Put, an_entry, operations, own, tokens
 from .small import read
 
 MEMORY_BYTES = 256 << 20
-"""That a hostile header may take at most, and seconds."""
-
 LONGEST_S = 1.0
+"""What reading a hostile header may take at most."""
 
 MOST_SCHEDULED = 200
+"""Prefixes in one job: as many as a flush is given to write."""
 
 
 def play(say: Say, folder: str, seed: int, cap: int, call: int | None) -> None:
@@ -111,7 +111,7 @@ def headers(say: Say, seed: int, count: int) -> None:
         image = hostile_file(Random(f"{seed} {number}"))
         began = time.process_time()
         try:
-            header = read_header(Image(image=image), 0, len(image))
+            header = read_header(InMemory(image=image), 0, len(image))
         except (Damaged, Foreign):
             pass
         except BaseException as error:
@@ -146,8 +146,8 @@ def _peak() -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Image(Files):
-    """A file's bytes, in memory."""
+class InMemory(Files):
+    """One file, whose bytes are in memory; any descriptor reads it."""
 
     image: bytes | bytearray = b""
 
@@ -155,9 +155,6 @@ class Image(Files):
         data = memoryview(self.image)[offset : offset + len(into)]
         into[: len(data)] = data
         return len(data)
-
-    def read_ahead(self, file: int, offset: int, count: int) -> None:
-        """Nothing: it is in memory."""
 
 
 JOBS: dict[str, Job] = {

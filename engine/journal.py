@@ -1,6 +1,6 @@
-"""An unfinished generation: what is written down of it, and how it goes on as if never interrupted.
+"""The journal of an unfinished generation, which goes on from it as if never interrupted.
 
-The states of target and drafter are kept as for any prefix. Beside them stands a journal of the
+The states of target and drafter are kept as for any prefix. Beside them stands the journal: the
 rounds that were delivered. Going on replays it through the same walk that made it, so the reader,
 the trace and the statistics are those of a run without interruption.
 """
@@ -19,6 +19,7 @@ from .rounds import accept
 from .values import Request
 
 VERSION = 1
+"""Of a journal's text: another one is not read, and the generation begins anew."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,9 +88,8 @@ class Journal:
         for one in self.rounds:
             # A round that goes on emits what it accepted and one token more: all that was sampled.
             accepted = len(one.emitted) - 1
-            if not 0 <= accepted == len(one.logprobs) - 1 or (
-                one.emitted[:accepted] != one.draft[:accepted]
-            ):
+            whole = accepted >= 0 and len(one.logprobs) == len(one.emitted)
+            if not whole or one.emitted[:accepted] != one.draft[:accepted]:
                 raise BadInput("a generation's journal holds a round that did not go on")
             accept(row, one.draft, one.emitted, one.logprobs)
             if row.end is not None:
