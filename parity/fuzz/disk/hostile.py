@@ -34,6 +34,11 @@ BASES: tuple[Entry, ...] = (
 )
 
 
+MOST_EDITS = 4
+DEEPEST = 200
+"""Lists in lists. One inside the other, as many as there are edits, Python can still write."""
+
+
 def hostile_file(random: Random) -> bytes:
     """A file of a hostile header and as many bytes as its tensors had, more, or fewer."""
     entry = random.choice(BASES)
@@ -55,7 +60,7 @@ def _rewritten(entry: Entry, random: Random) -> bytes:
     for key in INSIDE:
         if key in metadata:
             metadata[key] = json.loads(metadata[key])
-    for _ in range(random.randint(1, 4)):
+    for _ in range(random.randint(1, MOST_EDITS)):
         _edit(document, random)
     metadata = document["__metadata__"]
     if isinstance(metadata, dict):
@@ -121,7 +126,7 @@ def _nasty(random: Random, was: Any) -> Any:
         [[], was],
         str(was),
         "A" * random.choice((1, 4, 5, 100_000)),
-        _deep(random.choice((2, 50, 400))),
+        _deep(random.choice((2, 50, DEEPEST))),
     ]
     return random.choice(choices)
 
