@@ -11,7 +11,7 @@ import pytest
 
 from engine.cache import durability, prefixes, prompt_cache, store, stored
 from engine.cache.entry import Reuse
-from engine.state import forms
+from engine.state import forms, kinds
 from parity.fuzz.contracts import EXPLANATIONS, Key, Promise
 from parity.fuzz.entries import cut
 from parity.fuzz.history import History, Reference
@@ -83,7 +83,7 @@ def test_what_is_known_of_the_prompt_cache_is_found_without_its_explanation(
 
 def one_off(patch: Patch) -> None:
     """A cut drops the first token instead of one more at the end."""
-    patch.setattr(forms, "_first_columns", lambda arrays, n: tuple(a[:, :, -n:] for a in arrays))
+    patch.setattr(kinds, "_first_columns", lambda arrays, n: tuple(a[:, :, -n:] for a in arrays))
 
 
 def one_namespace(patch: Patch) -> None:
