@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from engine import Engine, Finish, Limits
+from engine.cache.inspect import Seen, look
 from engine.cache.prompt_cache import PromptCache
 from engine.tiers import Tiers, open_tiers
 from tests.engine.pools import PAIRS, Pool, pool, same
@@ -41,8 +42,9 @@ def reused(own: Pool, numbers: Sequence[int], finishes: Sequence[Finish]) -> int
 
 
 def damage(folder: Path, draw: random.Random) -> None:
-    """Flip a bit, or cut, or remove, in every second file."""
-    for file in sorted(folder.rglob("*.safetensors")):
+    """Flip a bit, or cut, or remove, in every second file, in an order that never varies."""
+    for seen in sorted(look(folder), key=_what):
+        file = folder / seen.place
         data = bytearray(file.read_bytes())
         fate = draw.randrange(6)
         if fate == 0:
@@ -53,6 +55,12 @@ def damage(folder: Path, draw: random.Random) -> None:
             file.unlink()
         else:
             file.write_bytes(data)
+
+
+def _what(seen: Seen) -> tuple[str, bytes, bytes]:
+    assert seen.header is not None
+    entry = seen.header.entry
+    return entry.namespace, entry.tokens.tobytes(), repr(entry.attachments).encode()
 
 
 @pytest.mark.parametrize(("family", "kind"), PAIRS)
