@@ -153,6 +153,8 @@ def _memo(folder: Path) -> Memo:
     """
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except FileExistsError as error:
+        raise BadInput(f"--ssd-cache {folder} is not a folder") from error
     except OSError as error:
         raise BadInput(f"--ssd-cache {folder}: {error.strerror}") from error
     return Memo(folder / "identities.json")
@@ -222,11 +224,12 @@ def _show_text(events: Iterator[Any]) -> Finish:
     for event in events:
         if isinstance(event, Finish):
             print(event.tail, flush=True)
-            stats = event.statistics
+            stats, cached = event.statistics, event.usage.cached_tokens
             print(
                 f"{event.usage.completion_tokens} tokens, {event.reason}; "
                 f"{stats.rounds} rounds, {stats.accepted} of {stats.drafted} drafts accepted"
                 + _by_position(stats)
+                + (f"; {cached} tokens of the prompt were kept" if cached else "")
                 + ("" if event.seed is None else f"; seed {event.seed}"),
                 file=sys.stderr,
             )

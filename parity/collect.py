@@ -11,6 +11,7 @@ from typing import Protocol
 import pytest
 from syrupy.assertion import SnapshotAssertion
 
+from parity.amber import extension_for, remove, remove_strangers
 from parity.cases import Case
 from parity.compare import Verdict
 from parity.errors import Unsound
@@ -24,10 +25,7 @@ from parity.snapshots import (
     Part,
     entries_in,
     entry_name,
-    extension_for,
     file_of,
-    remove,
-    remove_strangers,
     storage_of,
 )
 from parity.tolerance import Tolerance
@@ -42,7 +40,7 @@ def keep_all_snapshots(config: pytest.Config) -> None:
 
     Its own would take every entry that a run did not touch, and the provenance, for left over.
     """
-    config.option.default_extension = "parity.snapshots.StoredSnapshots"
+    config.option.default_extension = "parity.amber.StoredSnapshots"
 
 
 @dataclass(frozen=True, slots=True)

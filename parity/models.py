@@ -130,7 +130,8 @@ def local(target: str) -> Path:
         return Path(target)
     owner, slash, name = target.partition("/")
     if not slash or not owner.strip(".~") or not name or "/" in name:
-        raise BadInput(f"target folder {target} does not exist")
+        wrong = "is not a folder" if os.path.exists(target) else "does not exist"
+        raise BadInput(f"target folder {target} {wrong}")
     from mlx_lm.utils import _download
 
     try:

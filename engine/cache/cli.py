@@ -59,7 +59,9 @@ def show_command(
     """One entry: everything its header says, and its tensors."""
     matching = [seen for seen in look(_there(folder)) if seen.place.name.startswith(entry)]
     if len(matching) != 1:
-        raise BadInput(f"{len(matching)} entries in {folder} begin with {entry!r}; 1 is needed")
+        raise BadInput(
+            f"{len(matching)} entries in {folder} begin with {entry!r}; 1 is needed (ls names them)"
+        )
     row = _row(matching[0]) | _details(matching[0])
     if as_json:
         print(json.dumps(row, ensure_ascii=False))
@@ -68,7 +70,9 @@ def show_command(
     for key, value in row.items():
         for number, line in enumerate(value if isinstance(value, list) else [value]):
             said = line if isinstance(line, str) else json.dumps(line, ensure_ascii=False)
-            console.print(f"{'' if number else key:14} {said}", highlight=False, markup=False)
+            console.print(
+                f"{'' if number else key:14} {said}", highlight=False, markup=False, soft_wrap=True
+            )
 
 
 @app.command("verify")
@@ -109,7 +113,8 @@ def gc_command(
 
 def _there(folder: Path) -> Path:
     if not folder.is_dir():
-        raise BadInput(f"cache folder {folder} does not exist")
+        wrong = "is not a folder" if folder.exists() else "does not exist"
+        raise BadInput(f"cache folder {folder} {wrong}")
     return folder
 
 

@@ -130,7 +130,7 @@ class SSD:
         if generation is None:
             return self._write(item.kept, run_step)
         if not item.going():
-            return True  # nothing is lost
+            return True  # it has ended: nothing is left to be stored
         namespace = generation_namespace(generation.key)
         written = self._put(item.kept, namespace, generation, run_step)
 

@@ -156,7 +156,7 @@ def _caches(
     try:
         import hypothesis  # noqa: F401  # here for the one line it is missing in
     except ModuleNotFoundError as error:
-        raise Unusable("hypothesis is not installed: pip install 'mlx-parity[test]'") from error
+        raise Unusable("hypothesis is not installed: pip install -e '.[test]'") from error
     from engine.folders import require_compiler
     from oracle import device
     from parity.fuzz.contracts import EXPLANATIONS

@@ -154,7 +154,11 @@ def test_a_checkpoint_of_a_generation_that_has_ended_does_not_stay(
     kept = Kept("plain", tokens, stored("dense", fed("dense", tokens.tolist())))
     generation = Generation("key", "plain", 4, (*tokens[4:].tolist(), 9), 9, 0, False)
     store, left = open_store(tmp_path), iter(goes_on)
-    SSD(store).checkpoint(kept, generation, lambda: next(left))
+    ssd = SSD(store)
+    assert ssd.checkpoint(kept, generation, lambda: next(left))
+    report = ssd.flush()
+    assert report is not None
+    assert report.durable, "what nobody needs any more has not failed"
     assert next(left, None) is None
     found = store.find_generation_checkpoint(tokens[:4], "key", "plain")
     assert (found is not None) == all(goes_on)

@@ -163,3 +163,15 @@ def test_a_process_says_no_in_one_line() -> None:
     )
     assert done.returncode == 2
     assert done.stderr.splitlines() == ["parity: depth '5' is not one of 0, 1, 3, 8"]
+
+
+def test_the_commands_need_no_package_of_the_tests() -> None:
+    """What README installs is without the extra `test`, and is enough to run and to review."""
+    script = (
+        "import sys; sys.modules.update(dict.fromkeys(('pytest', 'syrupy', 'hypothesis'), None));"
+        "import parity.running, parity.provenance, parity.review, parity.fuzz.cli, parity.bench.cli"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
