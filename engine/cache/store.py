@@ -20,7 +20,7 @@ from functools import partial
 
 from ..errors import BadInput
 from .catalog import Record
-from .entry import Entry, Identity, Read, Room, RunStep, Tokens, at_once
+from .entry import CalledOff, Entry, Identity, Read, Room, RunStep, Tokens, at_once
 from .files import Descriptor, Files, closing
 from .format import plan, read_tensors, write_entry
 from .header import Origin
@@ -161,6 +161,8 @@ class Store:
         """
         try:
             return self._put(entry, read, run_step)
+        except CalledOff:
+            return False
         except Exception as error:
             self._keeper.say("an entry could not be stored", error)
             self._keeper.count("failed")
