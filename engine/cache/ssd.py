@@ -54,7 +54,7 @@ class SSD:
         self.store = store
         self._spilled: SpillQueue[_Item] = SpillQueue(spill_bytes, self._write_item)
         self._durability = Durability(
-            store.has_durable_prefix,
+            store.would_find,
             self._write_dirty,
             run_step=self._run_step,
             spill=self._spilled,
@@ -176,7 +176,7 @@ class SSD:
 
     def _write(self, kept: Kept, run_step: RunStep, /) -> bool:
         """Store a state for good, unless a stored one serves all its tokens."""
-        if self.store.has_durable_prefix(kept.tokens, kept.namespace):
+        if self.store.would_find(kept.tokens, kept.namespace):
             return True
         return self._put(kept, kept.namespace, None, run_step)
 

@@ -4,9 +4,10 @@ A lookup asks what is known and makes no call. `restore` and `put` never raise w
 or a model's owner may do to them: they return False, and the tier is as it was.
 
 Any thread may call anything. `find`, `has_durable_prefix` and `counts` wait for nothing. `put`
-waits for the disk and for `run_step`; `remove_generation_checkpoints` for the disk. `restore` runs
-where `room` may run. Several processes may share a folder: what one of them has removed is a miss
-for the others, and what it has stored they see when they `rescan`, as every `put` does.
+waits for the disk and for `run_step`; `would_find` and `remove_generation_checkpoints` for the
+disk. `restore` runs where `room` may run. Several processes may share a folder: what one of them
+has removed is a miss for the others, and what it has stored they see when they `rescan`, as every
+`put` does.
 """
 
 from __future__ import annotations
@@ -97,6 +98,11 @@ class Store:
         """Whether some entry serves all of `tokens`."""
         with self._lock:
             return self._catalog.covers(tokens, namespace)
+
+    def would_find(self, tokens: Tokens, namespace: str) -> bool:
+        """The same as a restart would say: others may have removed what we know of."""
+        self._keeper.rescan_folder(namespace)
+        return self.has_durable_prefix(tokens, namespace)
 
     def find_generation_checkpoint(self, prompt: Tokens, key: str, namespace: str) -> Entry | None:
         """The longest state of the unfinished generation `key`, which began with `prompt`."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 import tracemalloc
 from pathlib import Path
@@ -14,6 +15,7 @@ from mlx_lm.models.cache import load_prompt_cache
 from engine.cache.codecs import CODEC, Decoder, encode
 from engine.cache.entry import Buffer, Generation, Identity, Step, TensorSpec
 from engine.cache.header import generation_namespace
+from engine.cache.inspect import clean
 from engine.cache.prompt_cache import Kept
 from engine.cache.ssd import SSD
 from engine.cache.store import Store
@@ -144,6 +146,29 @@ def test_a_state_is_read_in_steps_that_may_be_refused(tmp_path: Path) -> None:
     assert len(reads) == 3
     assert not list(tmp_path.rglob("*.safetensors"))
     assert store.put(entry, read)
+
+
+@pytest.mark.parametrize("whole", [False, True])
+@pytest.mark.parametrize("spilled", [False, True])
+def test_what_others_removed_is_written_again(spilled: bool, whole: bool, tmp_path: Path) -> None:
+    """What is in memory still is not durable because it once was."""
+    kept, _ = unfinished(6)
+    store = open_store(tmp_path)
+    ssd = SSD(store)
+    ssd.serve_from(lambda tokens, namespace: kept)
+    for again in (False, True):
+        if again and whole:
+            shutil.rmtree(tmp_path)
+        elif again:
+            clean(tmp_path, max_bytes=0)
+        if spilled:
+            assert ssd.spill(kept)
+        else:
+            ssd.schedule(kept.tokens, kept.namespace)
+        report = ssd.flush()
+        assert report is not None
+        assert report.durable
+        assert len(list(tmp_path.rglob("*.safetensors"))) == 1
 
 
 def unfinished(count: int) -> tuple[Kept, Generation]:
