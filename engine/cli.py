@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import os
-import signal
 import sys
 import warnings
 from collections.abc import Iterator
@@ -26,6 +25,7 @@ from .errors import BadInput
 from .groups import Limits
 from .requests import drafter_for
 from .service import Engine
+from .signals import leave_in_order
 from .state.quantize import KVQuantization
 from .target import Target
 from .tiers import RAM_BYTES, open_tiers
@@ -259,9 +259,10 @@ def _report(finish: Finish) -> dict[str, Any]:
 def main() -> None:
     """Run the command line. Bad input: one line on stderr, exit 2. Ctrl-C: exit 130.
 
-    SIGTERM ends it as Ctrl-C does, with exit 143: what a durable tier is to keep is written first.
+    SIGTERM ends it as Ctrl-C does, with exit 143: what a durable tier is to keep is written first,
+    unless either comes again.
     """
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    leave_in_order()
     # Behind mlx-lm, which keeps transformers from advising to install other frameworks.
     from transformers.utils import logging
 

@@ -73,7 +73,7 @@ class Durability:
     `flush` may be called by any thread that `run_step` does not need.
 
     Args:
-        is_durable: whether a restart would find these tokens: `Store.has_durable_prefix`.
+        is_durable: whether a restart would find these tokens: `Store.would_find`.
         write: see `WriteDurably`; it reads tensors inside `run_step`.
         spill: what is to be written before it can be said what is missing.
         debounce_s: how long a record is left alone after it was scheduled.

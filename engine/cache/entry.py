@@ -151,6 +151,10 @@ RunStep: TypeAlias = Callable[[Step], None]
 """Owns a write step: runs it, exclusively of any forward, or raises to reject it."""
 
 
+class CalledOff(Exception):
+    """What a `RunStep` raises where nobody wants any more what is being written: no failure."""
+
+
 def at_once(step: Step) -> None:
     """A `RunStep` for owners without forwards."""
     step()

@@ -110,6 +110,11 @@ class Keeper:
             self.scan()
             self.evict(None)
 
+    def rescan_folder(self, namespace: str) -> None:
+        """Scan the folder of one namespace."""
+        with self.disk:
+            self.scan_folder(folder_of(namespace))
+
     def remove_generations(self, key: str) -> None:
         """Remove every checkpoint of an unfinished generation."""
         folder = folder_of(generation_namespace(key))

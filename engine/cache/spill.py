@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
@@ -22,9 +23,12 @@ T_contra = TypeVar("T_contra", contravariant=True)
 
 
 class Write(Protocol[T_contra]):
-    """Writes an item, as `Store.put` does: reads in steps; False if that failed."""
+    """Writes an item, as `Store.put` does: reads in steps.
 
-    def __call__(self, item: T_contra, run_step: RunStep, /) -> bool: ...
+    True: it is written. False: that failed. None: it was called off meanwhile.
+    """
+
+    def __call__(self, item: T_contra, run_step: RunStep, /) -> bool | None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +47,8 @@ class SpillQueue(Generic[T]):
 
     The newcomer is never dropped, however large, and neither is what is in flight.
 
-    `offer` and `counts` are for any thread and never wait. `run_one` is for the thread that writes;
-    if another calls it as well they take turns.
+    `offer`, `withdraw` and `counts` are for any thread and never wait. `run_one` is for the thread
+    that writes; if another calls it as well they take turns.
 
     Raises:
         BadInput: a negative cap.
@@ -55,7 +59,7 @@ class SpillQueue(Generic[T]):
             raise BadInput(f"cap_bytes must be at least 0, got {cap_bytes}")
         self._cap_bytes, self._write = cap_bytes, write
         self._waiting: deque[tuple[T, int]] = deque()
-        self._in_flight: int | None = None
+        self._in_flight: tuple[T, int] | None = None
         self._nbytes = self._written = self._failed = self._dropped = 0
         self._lock, self._serial = threading.Lock(), threading.Lock()
 
@@ -77,6 +81,19 @@ class SpillQueue(Generic[T]):
                 self._nbytes -= size
                 self._dropped += 1
 
+    def withdraw(self, unwanted: Callable[[T], bool]) -> list[T]:
+        """Forget the items that wait and are not wanted any more; these, and such a one in flight.
+
+        To call off the latter is up to whoever writes it.
+        """
+        with self._lock:
+            found = [one for one in self._waiting if unwanted(one[0])]
+            self._waiting = deque(one for one in self._waiting if not unwanted(one[0]))
+            self._nbytes -= sum(nbytes for _, nbytes in found)
+            if self._in_flight is not None and unwanted(self._in_flight[0]):
+                found.append(self._in_flight)
+        return [item for item, _ in found]
+
     def run_one(self, run_step: RunStep = at_once, timeout_s: float | None = None) -> bool:
         """Write the oldest item; False if none waits, or another thread writes for too long.
 
@@ -88,18 +105,19 @@ class SpillQueue(Generic[T]):
             with self._lock:
                 if not self._waiting:
                     return False
-                item, self._in_flight = self._waiting.popleft()
-            written = False
+                self._in_flight = self._waiting.popleft()
+                item, nbytes = self._in_flight
+            written: bool | None = False
             try:
                 written = self._write(item, run_step)
             except Exception as error:
                 log.warning("a state could not be written: %s", error)
             finally:
                 with self._lock:
-                    self._nbytes -= self._in_flight
+                    self._nbytes -= nbytes
                     self._in_flight = None
-                    self._written += written
-                    self._failed += not written
+                    self._written += written is True
+                    self._failed += written is False
             return True
         finally:
             self._serial.release()

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from ..errors import BadInput
 from .codecs import Decoder, encode
 from .durability import Durability, FlushReport
-from .entry import Entry, Generation, RunStep, Step, Tokens, at_once, in_step
+from .entry import CalledOff, Entry, Generation, RunStep, Step, Tokens, at_once, in_step
 from .header import generation_namespace
 from .prompt_cache import Kept
 from .spill import SpillQueue
@@ -29,13 +29,19 @@ FLUSH_S = 30.0
 """How long the end of the process may wait for the disk."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class _Item:
     """What waits to be written: a prefix, or the state of a generation while it is `going`."""
 
     kept: Kept
     generation: Generation | None = None
     going: Callable[[], bool] = lambda: True
+    called_off: bool = False
+
+    @property
+    def key(self) -> str | None:
+        """The generation's."""
+        return None if self.generation is None else self.generation.key
 
 
 class SSD:
@@ -48,7 +54,7 @@ class SSD:
         self.store = store
         self._spill_queue: SpillQueue[_Item] = SpillQueue(SPILL_BYTES, self._write_item)
         self._durability = Durability(
-            store.has_durable_prefix,
+            store.would_find,
             self._write_dirty,
             run_step=self._run_step,
             spill=self._spill_queue,
@@ -80,10 +86,15 @@ class SSD:
 
     def suspend(self, kept: Kept, generation: Generation) -> bool:
         """Store an unfinished generation; earlier checkpoints of it go."""
+        self._call_off(generation.key)
         return self._put(kept, generation_namespace(generation.key), generation, at_once)
 
     def checkpoint(self, kept: Kept, generation: Generation, going: Callable[[], bool]) -> bool:
-        """The same, when there is time, and only if the generation is still `going` then."""
+        """The same, when there is time, and only if the generation is still `going` then.
+
+        Of those that wait for their time the latest one is enough.
+        """
+        self._spill_queue.withdraw(lambda item: item.key == generation.key)
         return self._offer(_Item(kept, generation, going))
 
     def unfinished(
@@ -98,6 +109,7 @@ class SSD:
 
     def finished(self, key: str) -> None:
         """Remove what is stored of that generation: it has ended."""
+        self._call_off(key)
         self.store.remove_generation_checkpoints(key)
 
     def start(self, wake: Callable[[], None]) -> Writer:
@@ -125,22 +137,31 @@ class SSD:
         self._writer.tell()
         return True
 
-    def _write_item(self, item: _Item, run_step: RunStep, /) -> bool:
+    def _call_off(self, key: str) -> None:
+        """No checkpoint that waits or is being written is to take the place of what is next."""
+        for item in self._spill_queue.withdraw(lambda item: item.key == key):
+            item.called_off = True
+
+    def _write_item(self, item: _Item, run_step: RunStep, /) -> bool | None:
         generation = item.generation
         if generation is None:
             return self._write(item.kept, run_step)
-        if not item.going():
-            return True  # it has ended: nothing is left to be stored
+
+        def wanted() -> bool:
+            return item.going() and not item.called_off
+
+        def run_wanted(step: Step) -> None:
+            # On the thread that ends generations: what is wanted now is until the step is over.
+            def checked() -> None:
+                if not wanted():
+                    raise CalledOff
+                step()
+
+            run_step(checked)
+
         namespace = generation_namespace(generation.key)
-        written = self._put(item.kept, namespace, generation, run_step)
-
-        def check() -> None:
-            if not item.going():
-                self.finished(generation.key)
-
-        # It may have ended meanwhile, when there was nothing to remove yet.
-        run_step(check)
-        return written
+        written = self._put(item.kept, namespace, generation, run_wanted)
+        return written or (False if wanted() else None)
 
     def _run_step(self, step: Step) -> None:
         if self._writer is None:
@@ -154,7 +175,7 @@ class SSD:
 
     def _write(self, kept: Kept, run_step: RunStep, /) -> bool:
         """Store a state for good, unless a stored one serves all its tokens."""
-        if self.store.has_durable_prefix(kept.tokens, kept.namespace):
+        if self.store.would_find(kept.tokens, kept.namespace):
             return True
         return self._put(kept, kept.namespace, None, run_step)
 
@@ -166,6 +187,8 @@ class SSD:
             entry, read = in_step(
                 run_step, lambda: encode(stored, namespace, tokens, drafts, generation)
             )
+        except CalledOff:
+            return False
         except Exception as error:
             log.warning("a state of %d tokens cannot be stored: %s", len(kept.tokens), error)
             return False

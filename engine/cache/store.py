@@ -4,9 +4,10 @@ A lookup asks what is known and makes no call. `restore` and `put` never raise w
 or a model's owner may do to them: they return False, and the tier is as it was.
 
 Any thread may call anything. `find`, `has_durable_prefix` and `counts` wait for nothing. `put`
-waits for the disk and for `run_step`; `remove_generation_checkpoints` for the disk. `restore` runs
-where `room` may run. Several processes may share a folder: what one of them has removed is a miss
-for the others, and what it has stored they see when they `rescan`, as every `put` does.
+waits for the disk and for `run_step`; `would_find` and `remove_generation_checkpoints` for the
+disk. `restore` runs where `room` may run. Several processes may share a folder: what one of them
+has removed is a miss for the others, and what it has stored they see when they `rescan`, as every
+`put` does.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from functools import partial
 
 from ..errors import BadInput
 from .catalog import Record
-from .entry import Entry, Identity, Read, Room, RunStep, Tokens, at_once
+from .entry import CalledOff, Entry, Identity, Read, Room, RunStep, Tokens, at_once
 from .files import Descriptor, Files, closing
 from .format import plan, read_tensors, write_entry
 from .header import Origin
@@ -98,6 +99,11 @@ class Store:
         with self._lock:
             return self._catalog.covers(tokens, namespace)
 
+    def would_find(self, tokens: Tokens, namespace: str) -> bool:
+        """The same as a restart would say: others may have removed what we know of."""
+        self._keeper.rescan_folder(namespace)
+        return self.has_durable_prefix(tokens, namespace)
+
     def find_generation_checkpoint(self, prompt: Tokens, key: str, namespace: str) -> Entry | None:
         """The longest state of the unfinished generation `key`, which began with `prompt`."""
 
@@ -161,6 +167,8 @@ class Store:
         """
         try:
             return self._put(entry, read, run_step)
+        except CalledOff:
+            return False
         except Exception as error:
             self._keeper.say("an entry could not be stored", error)
             self._keeper.count("failed")

@@ -106,6 +106,26 @@ def test_an_item_is_freed_whatever_becomes_of_it(
     assert (queue.counts.pending, queue.counts.nbytes, queue.counts.dropped) == (0, 0, 2)
 
 
+def test_what_waits_can_be_withdrawn_and_what_is_called_off_has_not_failed() -> None:
+    queue: SpillQueue[int]
+
+    def write(item: int, _: RunStep) -> bool | None:
+        withdrawn.append(queue.withdraw(lambda other: other % 2 == 1))
+        return None if item == 1 else True
+
+    withdrawn: list[list[int]] = []
+    queue = SpillQueue(10, write)
+    for number in (1, 2, 3):
+        queue.offer(number, 3)
+    assert queue.run_one()
+    assert withdrawn == [[3, 1]]
+    assert queue.counts == SpillCounts(pending=1, nbytes=3, written=0, failed=0, dropped=0)
+    assert queue.run_one()
+    assert not queue.run_one()
+    assert withdrawn[1:] == [[]]
+    assert queue.counts == SpillCounts(pending=0, nbytes=0, written=1, failed=0, dropped=0)
+
+
 def test_writers_take_turns_and_a_late_one_gives_up() -> None:
     begun, go_on = threading.Event(), threading.Event()
     order: list[int] = []

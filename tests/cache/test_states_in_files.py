@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import threading
 import tracemalloc
 from pathlib import Path
 
@@ -13,6 +15,7 @@ from mlx_lm.models.cache import load_prompt_cache
 from engine.cache.codecs import CODEC, Decoder, encode
 from engine.cache.entry import Buffer, Generation, Identity, Step, TensorSpec
 from engine.cache.header import generation_namespace
+from engine.cache.inspect import clean
 from engine.cache.prompt_cache import Kept
 from engine.cache.ssd import SSD
 from engine.cache.store import Store
@@ -145,20 +148,72 @@ def test_a_state_is_read_in_steps_that_may_be_refused(tmp_path: Path) -> None:
     assert store.put(entry, read)
 
 
-@pytest.mark.parametrize("goes_on", [(True, True), (False,), (True, False)])
-def test_a_checkpoint_of_a_generation_that_has_ended_does_not_stay(
-    goes_on: tuple[bool, ...], tmp_path: Path
-) -> None:
-    """Ended before it was written, or while it was."""
-    tokens = np.array(ids(6, 1), np.int32)
-    kept = Kept("plain", tokens, stored("dense", fed("dense", tokens.tolist())))
-    generation = Generation("key", "plain", 4, (*tokens[4:].tolist(), 9), 9, 0, False)
-    store, left = open_store(tmp_path), iter(goes_on)
+@pytest.mark.parametrize("whole", [False, True])
+@pytest.mark.parametrize("spilled", [False, True])
+def test_what_others_removed_is_written_again(spilled: bool, whole: bool, tmp_path: Path) -> None:
+    """What is in memory still is not durable because it once was."""
+    kept, _ = unfinished(6)
+    store = open_store(tmp_path)
     ssd = SSD(store)
-    assert ssd.checkpoint(kept, generation, lambda: next(left))
+    ssd.serve_from(lambda tokens, namespace: kept)
+    for again in (False, True):
+        if again and whole:
+            shutil.rmtree(tmp_path)
+        elif again:
+            clean(tmp_path, max_bytes=0)
+        if spilled:
+            assert ssd.spill(kept)
+        else:
+            ssd.schedule(kept.tokens, kept.namespace)
+        report = ssd.flush()
+        assert report is not None
+        assert report.durable
+        assert len(list(tmp_path.rglob("*.safetensors"))) == 1
+
+
+def unfinished(count: int) -> tuple[Kept, Generation]:
+    """A generation from a prompt of 4 tokens whose state holds `count`."""
+    tokens = np.array(ids(count, 1), np.int32)
+    kept = Kept("plain", tokens, stored("dense", fed("dense", tokens.tolist())))
+    return kept, Generation("key", "plain", 4, (*tokens[4:].tolist(), 9), 9, 0, False)
+
+
+@pytest.mark.parametrize("steps", [0, 1, 3, 5, 1000])
+def test_a_checkpoint_of_a_generation_that_has_ended_is_not_written(
+    steps: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Ended before it was written, or while it was; nothing is wrong with that."""
+    (kept, generation), store = unfinished(6), open_store(tmp_path)
+    ssd, left = SSD(store), iter([True] * steps)
+    assert ssd.checkpoint(kept, generation, lambda: next(left, False))
+    found = store.find_generation_checkpoint(kept.tokens[:4], "key", "plain")
+    assert (found is not None) == (steps == 1000) == bool(list(tmp_path.rglob("*.safetensors*")))
     report = ssd.flush()
     assert report is not None
-    assert report.durable, "what nobody needs any more has not failed"
-    assert next(left, None) is None
-    found = store.find_generation_checkpoint(tokens[:4], "key", "plain")
-    assert (found is not None) == all(goes_on)
+    assert report.durable
+    assert not caplog.messages
+    assert store.counts.failed == 0
+
+
+@pytest.mark.parametrize("ended", [False, True])
+def test_of_the_checkpoints_that_wait_the_latest_is_enough(ended: bool, tmp_path: Path) -> None:
+    """And an older one does not take the place of what is written at once when all is closed."""
+    store = open_store(tmp_path)
+    ssd = SSD(store)
+    asked = threading.Semaphore(0)
+    ssd.start(asked.release)
+    assert ssd.checkpoint(*unfinished(6), lambda: True)
+    assert asked.acquire(timeout=10)  # this one is being written, and waits for its first step
+    for count in (7, 8):
+        assert ssd.checkpoint(*unfinished(count), lambda: True)
+    assert ssd._spill_queue.counts.pending == 2
+    if ended:
+        ssd.finished("key")
+    else:
+        assert ssd.suspend(*unfinished(9))
+    report = ssd.flush()
+    assert report is not None
+    assert report.durable
+    found = store.find_generation_checkpoint(unfinished(6)[0].tokens[:4], "key", "plain")
+    assert (0 if found is None else len(found.tokens)) == (0 if ended else 9)
+    assert store.counts.stored == (0 if ended else 1)

@@ -321,6 +321,61 @@ def test_ctrl_c_is_one_line_and_exit_130(tmp_path: Path) -> None:
     assert errors == "interrupted\n"
 
 
+def test_ctrl_c_is_one_line_while_modules_are_imported(tmp_path: Path) -> None:
+    (tmp_path / "typer.py").write_text("import time\nprint('begun', flush=True)\ntime.sleep(60)\n")
+    path = os.pathsep.join([str(tmp_path), str(fixtures.ROOT.parent)])
+    with subprocess.Popen(
+        [sys.executable, "-m", "engine", "generate"],
+        env={**os.environ, "PYTHONPATH": path},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "begun\n"
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=30)
+    assert (process.returncode, errors) == (130, "interrupted\n")
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "code", "said"),
+    [
+        (signal.SIGINT, signal.SIGINT, 130, "interrupted\n"),
+        (signal.SIGTERM, signal.SIGINT, 130, "interrupted\n"),
+        (signal.SIGINT, signal.SIGTERM, 143, ""),
+        (signal.SIGTERM, signal.SIGTERM, 143, ""),
+    ],
+)
+def test_a_second_signal_ends_it_at_once(
+    first: signal.Signals, second: signal.Signals, code: int, said: str
+) -> None:
+    """Also while what the first one has begun waits for a thread."""
+    text = "\n".join(
+        [
+            "import threading, time",
+            "from engine.signals import leave_in_order",
+            "leave_in_order()",
+            "threading.Thread(target=time.sleep, args=(60,)).start()",
+            "try:",
+            "    print(1, flush=True)",
+            "    time.sleep(60)",
+            "finally:",
+            "    print(2, flush=True)",
+            "    time.sleep(60)",
+        ]
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", text], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        for number, begun in ((first, "1\n"), (second, "2\n")):
+            assert process.stdout.readline() == begun
+            process.send_signal(number)
+        _, errors = process.communicate(timeout=30)
+    assert (process.returncode, errors) == (code, said)
+
+
 def test_a_target_drafts_with_its_own_layer_unless_told_otherwise() -> None:
     """`lossless`; not with mlx-lm's draws, whose plain stream is what is asked for."""
     base = ("--target", str(fixtures.target_dir("mla")), "--prompt", "Name: Anna. Say it", "--json")

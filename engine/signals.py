@@ -1,0 +1,46 @@
+"""Ctrl-C and SIGTERM: the first ends a command in order, the next one ends it at once. No mlx here.
+
+Out of order the interpreter would wind up beside a model thread, which mlx answers with an abort.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import Callable
+
+CODES = {signal.SIGINT: 130, signal.SIGTERM: 143}
+"""Exit codes, as shells give them."""
+
+
+def leave_at_once() -> None:
+    """From now on both end the process where it stands: there is nothing to keep, or no time."""
+    _handle_by(_leave)
+
+
+def leave_in_order() -> None:
+    """From now on the first one raises KeyboardInterrupt or SystemExit in the main thread."""
+    _handle_by(_raise)
+
+
+def _handle_by(handler: Callable[[int, object], None]) -> None:
+    for number in CODES:
+        # Whoever started us may not want to have us interrupted: nohup, a shell's background.
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, handler)
+
+
+def _raise(number: int, _: object) -> None:
+    leave_at_once()
+    if number == signal.SIGINT:
+        raise KeyboardInterrupt
+    sys.exit(CODES[signal.Signals(number)])
+
+
+def _leave(number: int, _: object) -> None:
+    if number == signal.SIGINT:
+        with contextlib.suppress(OSError):
+            os.write(2, b"interrupted\n")  # a buffered stream may be locked where we stand
+    os._exit(CODES[signal.Signals(number)])
