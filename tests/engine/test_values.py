@@ -15,7 +15,7 @@ from engine import BadInput, Request, RoundTrace, Statistics
 STATEFUL = {
     *("Row", "Live", "History", "_Transaction", "_Round", "Lag"),
     *("Place", "Prompt", "Member"),
-    *("_Dirty", "_Use", "_Waiting", "Temporary", "Record"),
+    *("_Dirty", "_Use", "_Waiting", "Temporary", "Record", "_Item"),
 }
 """The dataclasses that are state and not values."""
 
