@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from ..errors import BadInput
 from .inspect import Seen, clean, look
@@ -35,7 +36,7 @@ def list_command(folder: Folder, as_json: Json = False) -> None:
         table.add_column(name, justify="right" if name in ("tokens", "size", "used") else "left")
     for seen in found:
         row = _row(seen)
-        table.add_row(
+        cells = (
             row["entry"][:8],
             row["model"],
             row["holds"] if not seen.problem else f"unreadable: {seen.problem}",
@@ -43,6 +44,7 @@ def list_command(folder: Folder, as_json: Json = False) -> None:
             _size(seen.size),
             _age(time.time() - seen.used_s),
         )
+        table.add_row(*(Text(_printable(cell)) for cell in cells))
     console = Console(width=None if Console().is_terminal else 160)
     if found:
         console.print(table)
@@ -68,7 +70,7 @@ def show_command(
     for key, value in row.items():
         for number, line in enumerate(value if isinstance(value, list) else [value]):
             said = line if isinstance(line, str) else json.dumps(line, ensure_ascii=False)
-            console.print(f"{'' if number else key:14} {said}", highlight=False, markup=False)
+            console.print(Text(f"{'' if number else key:14} {_printable(said)}"))
 
 
 @app.command("verify")
@@ -81,7 +83,8 @@ def verify_command(folder: Folder, as_json: Json = False) -> None:
         print(json.dumps({"entries": len(found), "problems": rows}, ensure_ascii=False))
     else:
         for seen in bad:
-            print(f"{'damaged' if seen.damaged else 'not read'}: {seen.place}: {seen.problem}")
+            how = "damaged" if seen.damaged else "not read"
+            print(f"{how}: {seen.place}: {_printable(seen.problem)}")
         damaged = sum(seen.damaged for seen in bad)
         print(f"{len(found)} entries, {damaged} damaged, {len(bad) - damaged} not read")
     if any(seen.damaged for seen in found):
@@ -151,6 +154,11 @@ def _details(seen: Seen) -> dict[str, Any]:
         "attachments": [f"{a.schema} {json.dumps(dict(a.metadata))}" for a in entry.attachments],
         "tensors": [f"{t.name} {t.dtype} {list(t.shape)}" for t in entry.tensors],
     }
+
+
+def _printable(text: str) -> str:
+    """What anyone may have written into a file, without what a terminal would act on."""
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
 def _size(count: int) -> str:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from .files import Descriptor, Files, closing
 from .format import Header, read_header, read_tensors
+from .keeper import is_gone
 from .shelf import Shelf
 from .strict import Damaged, Foreign
 
@@ -42,15 +43,9 @@ def look(folder: Path, *, verify: bool = False) -> Iterator[Seen]:
     Raises:
         OSError: the folder cannot be read.
     """
-    files = Files()
     for shelf in shelves(folder):
-        for below in sorted(shelf.folders()):
-            with shelf.opened(below) as at:
-                for name in sorted(shelf.listed(at)[0]):
-                    place = Path(shelf.fingerprint, below, name)
-                    seen = _seen(files, name, at, place, verify)
-                    if seen is not None:
-                        yield seen
+        for below in sorted(_folders(shelf)):
+            yield from _entries(shelf, below, verify)
 
 
 def shelves(folder: Path) -> list[Shelf]:
@@ -59,6 +54,36 @@ def shelves(folder: Path) -> list[Shelf]:
     with closing(files, files.open_folder(str(folder))) as at:
         names = sorted(name for name, _ in files.names(at) if FINGERPRINT.fullmatch(name))
     return [Shelf(files, str(folder.absolute()), name) for name in names]
+
+
+def _folders(shelf: Shelf) -> list[str]:
+    """The namespaces' folders; none where something else stands in the place of theirs."""
+    try:
+        return shelf.folders()
+    except OSError as error:
+        if not is_gone(error):
+            raise
+        return []
+
+
+def _entries(shelf: Shelf, below: str, verify: bool) -> list[Seen]:
+    """What is in a namespace's folder, if it is one and still there."""
+    found: list[Seen | None] = []
+    with _whatever_is_gone(), shelf.opened(below) as at:
+        for name in sorted(shelf.listed(at)[0]):
+            place = Path(shelf.fingerprint, below, name)
+            found.append(_seen(shelf.files, name, at, place, verify))
+    return [seen for seen in found if seen is not None]
+
+
+@contextlib.contextmanager
+def _whatever_is_gone() -> Iterator[None]:
+    """Others remove what is looked at, and names like ours may stand for something else."""
+    try:
+        yield
+    except OSError as error:
+        if not is_gone(error):
+            raise
 
 
 def _seen(files: Files, name: str, at: Descriptor, place: Path, verify: bool) -> Seen | None:
@@ -77,8 +102,8 @@ def _seen(files: Files, name: str, at: Descriptor, place: Path, verify: bool) ->
             except (Foreign, OSError) as error:
                 return Seen(place, size, used_s, header, str(error))
             return Seen(place, size, used_s, header)
-    except FileNotFoundError:
-        return None
+    except OSError as error:
+        return None if is_gone(error) else Seen(place, 0, 0.0, None, str(error))
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,8 +125,8 @@ def clean(folder: Path, *, max_bytes: int | None = None) -> Removed:
     orphans = damaged = evicted = freed = 0
     by_name = {shelf.fingerprint: shelf for shelf in shelves(folder)}
     for shelf in by_name.values():
-        for below in shelf.folders():
-            with shelf.opened(below) as at:
+        for below in _folders(shelf):
+            with _whatever_is_gone(), shelf.opened(below) as at:
                 orphans += sum(shelf.remove_orphan(name, at) for name in shelf.listed(at)[1])
     kept: list[Seen] = []
     for seen in list(look(folder)):
@@ -117,7 +142,7 @@ def clean(folder: Path, *, max_bytes: int | None = None) -> Removed:
         _remove(by_name, seen)
         total, evicted, freed = total - seen.size, evicted + 1, freed + seen.size
     for shelf in by_name.values():
-        for below in shelf.folders():
+        for below in _folders(shelf):
             with contextlib.suppress(OSError):
                 shelf.remove_if_empty(below)
     return Removed(damaged, orphans, evicted, freed)
