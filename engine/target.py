@@ -32,6 +32,7 @@ from .host import settle
 from .ports import Ports
 from .state.checkpoint import restore
 from .state.forms import Held, parse
+from .state.geometry import Geometry, measured, require_geometry
 from .state.layouts import RECURRENT, Cache, layout_of, leaves
 from .state.membership import no_row_form
 from .state.memory import Footprint, measure
@@ -199,11 +200,26 @@ class Target:
         Raises:
             BadInput: it does not fit this model.
         """
-        caches = self._new_caches()
-        if self._quantization is not None and self._quantization.due(processed):
-            self._quantization.converted(caches)
+        due = self._quantization is not None and self._quantization.due(processed)
+        require_geometry(captured, self._converted_geometry if due else self._geometry)
+        caches = self._new_converted() if due else self._new_caches()
         restore(caches, captured, processed)
         return self._rows(caches, processed, taps)
+
+    def _new_converted(self) -> list[Cache]:
+        """The caches of a row whose keys and values are stored in few bits from the start."""
+        caches = self._new_caches()
+        if self._quantization is not None:
+            self._quantization.converted(caches)
+        return caches
+
+    @cached_property
+    def _geometry(self) -> Geometry:
+        return measured(self.model, self._new_caches())
+
+    @cached_property
+    def _converted_geometry(self) -> Geometry:
+        return measured(self.model, self._new_converted())
 
     @property
     def quantization(self) -> KVQuantization | None:

@@ -93,7 +93,13 @@ class Tiers:
             return None
         self._writer, report = None, self._ssd.flush(timeout_s)
         if report is not None and not report.durable:
-            log.warning("not everything was written: %s", report)
+            log.warning(
+                "not everything was written: %d states were, %d not in time, %d failed, %d lost",
+                report.flushed,
+                report.pending,
+                report.failed,
+                report.missing + report.dropped,
+            )
         return report
 
     def start(

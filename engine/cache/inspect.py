@@ -58,10 +58,12 @@ def shelves(folder: Path) -> list[Shelf]:
 
 def _folders(shelf: Shelf) -> list[str]:
     """The namespaces' folders; none where something else stands in the place of theirs."""
-    found: list[str] = []
-    with _whatever_is_gone():
-        found += shelf.folders()
-    return found
+    try:
+        return shelf.folders()
+    except OSError as error:
+        if not is_gone(error):
+            raise
+        return []
 
 
 def _entries(shelf: Shelf, below: str, verify: bool) -> list[Seen]:
