@@ -141,4 +141,25 @@ TIER = (
         "            if above.depth < len(tokens)\n",
         "model_beside_the_store",
     ),
+    LawMutant(
+        "what is known of a folder is not looked up again",
+        "engine/cache/store.py",
+        "        self._keeper.rescan_folder(namespace)\n",
+        "",
+        "removed_by_others",
+    ),
+    LawMutant(
+        "a checkpoint is written though its generation has ended",
+        "engine/cache/ssd.py",
+        "                if not wanted():\n                    raise CalledOff\n",
+        "",
+        "ended_while_it_was_written",
+    ),
+    LawMutant(
+        "arrays of any geometry are taken",
+        "engine/target.py",
+        "        require_geometry(captured, self._converted_geometry if due else self._geometry)\n",
+        "",
+        "another_geometry",
+    ),
 )

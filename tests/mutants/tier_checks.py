@@ -2,8 +2,17 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
+
+import mlx.core as mx
+import numpy as np
+from mlx_lm.models.cache import KVCache
+
+import fixtures
 
 from .world import World
 
@@ -60,3 +69,45 @@ def failing_syncs(world: World) -> None:
 def races_of_processes(world: World) -> None:
     """`tier-agree`: others on the folder cost a miss at most."""
     _holds(world, "races", "processes", 300)
+
+
+def removed_by_others(world: World) -> None:
+    """`durable`: what somebody else removed from the folder is not said to be there."""
+    small, contract = world["parity.fuzz.disk.small"], world["parity.fuzz.disk.contract"]
+    entry = small.small((1, 2, 3))
+    with tempfile.TemporaryDirectory() as name:
+        store = contract.opened(Path(name), 1 << 20)
+        assert store.put(entry, small.read(entry))
+        assert store.would_find(entry.tokens, entry.namespace)
+        world["engine.cache.inspect"].clean(Path(name), max_bytes=0)
+        assert not store.would_find(entry.tokens, entry.namespace)
+
+
+def ended_while_it_was_written(world: World) -> None:
+    """`resume`: a generation that has ended leaves nothing to go on with."""
+    cache: Any = KVCache()
+    cache.update_and_fetch(mx.ones((1, 1, 6, 4)), mx.ones((1, 1, 6, 4)))
+    tokens = np.arange(6, dtype=np.int32)
+    state = world["engine.cache.stored"].Stored.of([cache], 6)
+    kept = world["engine.cache.prompt_cache"].Kept("plain", tokens, state)
+    generation = world["engine.cache.entry"].Generation("key", "plain", 4, (4, 5, 9), 9, 0, False)
+    contract, codec = world["parity.fuzz.disk.contract"], world["engine.cache.codecs"].CODEC
+    with tempfile.TemporaryDirectory() as name:
+        store, left = contract.opened(Path(name), 1 << 20, codec=codec), iter([True, True])
+        world["engine.cache.ssd"].SSD(store).checkpoint(kept, generation, lambda: next(left, False))
+        assert store.find_generation_checkpoint(tokens[:4], "key", "plain") is None
+
+
+def another_geometry(world: World) -> None:
+    """`identity`: arrays that the model never makes are refused, whatever file they came from."""
+    target = world["engine.target"].Target.load(fixtures.target_dir("dense"))
+    rows = target.new_rows()
+    rows.forward(mx.array([[1, 2, 3]]))
+    held = list(world["engine.state.checkpoint"].capture(rows.lowered(0)))
+    target.rows_holding(held, 3)
+    wrong = tuple(array.view(mx.int32) for array in held[0].arrays)
+    try:
+        target.rows_holding([replace(held[0], arrays=wrong), *held[1:]], 3)
+    except world["engine.errors"].BadInput:
+        return
+    raise AssertionError("float32 is not int32")
