@@ -1,7 +1,8 @@
 """What memory has no room for any more, on its way to the disk: a bounded queue, written serially.
 
 Eviction must not wait for a disk, and must not keep what it frees either. So the queue holds a
-number of bytes at most and forgets its oldest first: a lost spill is a miss later, no more.
+number of bytes at most and forgets its oldest first: a lost spill is a miss later, no more. What
+waits can still be looked at.
 """
 
 from __future__ import annotations
@@ -47,8 +48,8 @@ class SpillQueue(Generic[T]):
 
     The newcomer is never dropped, however large, and neither is what is in flight.
 
-    `offer`, `withdraw` and `counts` are for any thread and never wait. `run_one` is for the thread
-    that writes; if another calls it as well they take turns.
+    `offer`, `withdraw`, `items` and `counts` are for any thread and never wait. `run_one`
+    is for the thread that writes; if another calls it as well they take turns.
 
     Raises:
         BadInput: a negative cap.
@@ -68,6 +69,13 @@ class SpillQueue(Generic[T]):
         with self._lock:
             pending = len(self._waiting) + (self._in_flight is not None)
             return SpillCounts(pending, self._nbytes, self._written, self._failed, self._dropped)
+
+    @property
+    def items(self) -> list[T]:
+        """What is not written yet, the oldest first; it stays where it is."""
+        with self._lock:
+            flying = [] if self._in_flight is None else [self._in_flight]
+            return [item for item, _ in (*flying, *self._waiting)]
 
     def offer(self, item: T, nbytes: int) -> None:
         """Queue an item of so many bytes, and forget the oldest ones that are then too much."""

@@ -15,7 +15,7 @@ from .codecs import Decoder, encode
 from .durability import Durability, FlushReport
 from .entry import CalledOff, Entry, Generation, RunStep, Step, Tokens, at_once, in_step
 from .header import generation_namespace
-from .prompt_cache import Kept
+from .prompt_cache import Kept, served_by
 from .spill import SpillQueue
 from .store import Store
 from .writer import Writer
@@ -67,12 +67,26 @@ class SSD:
         self._source = source
 
     def promises(self, tokens: Tokens, namespace: str) -> int:
+        waiting, _ = self._waiting(tokens, namespace)  # first: from there it goes to the store
         found = self.store.find(tokens, namespace)
-        return 0 if found is None else found.count
+        return max(waiting, 0 if found is None else found.count)
 
     def fetch(self, tokens: Tokens, namespace: str) -> Kept | None:
+        waiting, kept = self._waiting(tokens, namespace)
         found = self.store.find(tokens, namespace)
-        return None if found is None else self._restore(found.entry)
+        if found is None or found.count <= waiting:
+            return kept
+        return self._restore(found.entry) or kept
+
+    def _waiting(self, tokens: Tokens, namespace: str) -> tuple[int, Kept | None]:
+        """Of the states that are not written yet, the one that serves most of the tokens."""
+        best: tuple[int, Kept | None] = (0, None)
+        for item in self._spill_queue.items:
+            if item.generation is None:
+                count = served_by(item.kept, tokens, namespace)
+                if count > best[0]:
+                    best = (count, item.kept)
+        return best
 
     def spill(self, kept: Kept) -> bool:
         """Queue a state, or before `start` write it at once: False if that failed."""

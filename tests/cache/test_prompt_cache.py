@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +28,7 @@ from tests.engine.company import ids
 
 from .entries import IDENTITY
 from .kinds import fed, feed, held_by, restored, same_held, stored, target_for
+from .test_prefixes import common
 
 SALT = {"": 0, "adapter": 1000}
 """What makes the same tokens another state in another namespace."""
@@ -503,3 +506,37 @@ def test_what_the_disk_does_not_take_stays(tmp_path: Path) -> None:
     hit = cache.take(as_tokens([1, 2, 3]), "")
     assert hit is not None
     check_hit(hit, "", [1, 2, 3])
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_what_waits_for_the_disk_is_found(seed: int, tmp_path: Path) -> None:
+    """`tier-agree`: out of the memory and not yet in a file, at whatever step its writing is."""
+    draw = random.Random(seed)
+    ssd, asked = SSD(Store(tmp_path, IDENTITY, cap_bytes=1 << 30, codec=CODEC)), threading.Event()
+    writer = ssd.start(asked.set)
+    cache = PromptCache(draw.choice([0, 1000, 1 << 20]), ssd)
+    put: list[list[int]] = []
+    while_waiting = 0
+    for _ in range(150):
+        act, tokens = draw.randrange(4), [draw.randrange(2) for _ in range(draw.randint(2, 9))]
+        if act == 0:
+            cache.put(as_tokens(tokens), "", state("", tokens, "any"))
+            put.append(tokens)
+        elif act == 1:
+            cache.demote(0)
+        elif act == 2 and asked.wait(0.01):
+            asked.clear()
+            writer.serve()
+        else:
+            found, cold = ssd.store.find(as_tokens(tokens), ""), cache.counts.cold_hits
+            hit = cache.take(as_tokens(tokens), "")
+            longest = max((common(tokens[:-1], other) for other in put), default=0)
+            assert (0 if hit is None else hit.count) == longest
+            if hit is not None:
+                check_hit(hit, "", tokens)
+                durable = 0 if found is None else found.count
+                while_waiting += durable < hit.count and cache.counts.cold_hits > cold
+    assert while_waiting
+    report = ssd.flush()
+    assert report is not None
+    assert report.durable

@@ -162,4 +162,11 @@ TIER = (
         "",
         "another_geometry",
     ),
+    LawMutant(
+        "what waits for the disk is not looked at",
+        "engine/cache/ssd.py",
+        "        for item in self._spill_queue.items:\n",
+        "        for item in ():\n",
+        "waiting_for_the_disk",
+    ),
 )

@@ -98,6 +98,23 @@ def ended_while_it_was_written(world: World) -> None:
         assert store.find_generation_checkpoint(tokens[:4], "key", "plain") is None
 
 
+def waiting_for_the_disk(world: World) -> None:
+    """`tier-agree`: what left the memory is found before it is in a file."""
+    cache: Any = KVCache()
+    cache.update_and_fetch(mx.ones((1, 1, 6, 4)), mx.ones((1, 1, 6, 4)))
+    tokens, tiers = np.arange(6, dtype=np.int32), world["engine.cache.prompt_cache"]
+    contract, codec = world["parity.fuzz.disk.contract"], world["engine.cache.codecs"].CODEC
+    with tempfile.TemporaryDirectory() as name:
+        ssd = world["engine.cache.ssd"].SSD(contract.opened(Path(name), 1 << 20, codec=codec))
+        ssd.start(lambda: None)  # its first step waits for `flush`
+        memory = tiers.PromptCache(1 << 20, ssd)
+        memory.put(tokens, "plain", world["engine.cache.stored"].Stored.of([cache], 6))
+        assert memory.demote(0) == 1
+        hit = memory.take(np.arange(9, dtype=np.int32), "plain")
+        ssd.flush()
+        assert hit is not None
+
+
 def another_geometry(world: World) -> None:
     """`identity`: arrays that the model never makes are refused, whatever file they came from."""
     target = world["engine.target"].Target.load(fixtures.target_dir("dense"))
