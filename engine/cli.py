@@ -29,7 +29,7 @@ from .signals import leave_in_order
 from .state.quantize import KVQuantization
 from .target import Target
 from .tiers import RAM_BYTES, open_tiers
-from .values import Finish, LogitsOptions, Request, Rng, Sampling, Statistics
+from .values import Finish, LogitsOptions, Request, Rng, Sampling, Statistics, Usage
 
 CONTEXT_HELP = "tokens looked back at; 0 is all"
 DRAFTER_HELP = (
@@ -119,6 +119,8 @@ def generate_command(
         raise BadInput(f"--prompt-cache must be at least 0, got {prompt_cache}")
     if checkpoint_tokens is not None and ssd_cache is None:
         raise BadInput("--checkpoint-tokens needs --ssd-cache")
+    if checkpoint_tokens is not None and checkpoint_tokens < 1:
+        raise BadInput(f"--checkpoint-tokens must be at least 1, got {checkpoint_tokens}")
     memo = None if ssd_cache is None else _memo(ssd_cache)
     model = Target.load(target, quantization=quantization, memo=memo)
     if adapter is not None:
@@ -224,18 +226,24 @@ def _show_text(events: Iterator[Any]) -> Finish:
     for event in events:
         if isinstance(event, Finish):
             print(event.tail, flush=True)
-            stats, cached = event.statistics, event.usage.cached_tokens
+            stats, usage = event.statistics, event.usage
             print(
-                f"{event.usage.completion_tokens} tokens, {event.reason}; "
+                f"{usage.completion_tokens} tokens, {event.reason}; "
                 f"{stats.rounds} rounds, {stats.accepted} of {stats.drafted} drafts accepted"
                 + _by_position(stats)
-                + (f"; {cached} tokens of the prompt were kept" if cached else "")
+                + _kept(usage)
                 + ("" if event.seed is None else f"; seed {event.seed}"),
                 file=sys.stderr,
             )
             return event
         print(event.text, end="", flush=True)
     raise AssertionError("a stream ends with Finish")
+
+
+def _kept(usage: Usage) -> str:
+    """What was there already, if anything was."""
+    kept = {"the prompt": usage.cached_tokens, "the answer": usage.resumed_tokens}
+    return "".join(f"; {n} tokens of {what} were kept" for what, n in kept.items() if n)
 
 
 def _by_position(stats: Statistics) -> str:

@@ -39,13 +39,14 @@ class Collector:
         self._add(self._stream.close())
         content = self._taken[: self._stream.num_content]
         ended_by_eos = row.end == "stop" and not self._stream.stopped
+        completed = len(self._taken) + ended_by_eos
         finish = Finish(
             reason="length" if row.end == "length" else "stop",
             tokens=tuple(token for token, *_ in content),
             text=self._stream.text,
             tail=self._stream.tail,
             logprobs=tuple(logprob for _, logprob, *_ in content),
-            usage=Usage(len(prompt.tokens), len(self._taken) + ended_by_eos, prompt.cached),
+            usage=Usage(len(prompt.tokens), completed, prompt.cached, prompt.resumed),
             rounds=tuple(row.trace),
             statistics=Statistics.of(row.trace, prefill_forwards=prompt.forwards),
             seed=self.seed,

@@ -103,6 +103,7 @@ class Journal:
         prompt.row.held += prompt.tokens[:-1]
         for one in self.rounds:
             accept(prompt.row, one.draft, one.emitted, one.logprobs)
+            prompt.resumed += len(one.emitted)
 
 
 class _Anyone:

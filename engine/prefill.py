@@ -22,7 +22,8 @@ class Prompt:
     """One row's prompt: `processed` of its tokens are in the states, after `forwards` forwards.
 
     The first `cached` of them were not processed for this request but restored with a state that
-    was kept. With `pauses`, a forward ends one token before the prompt does, at its `boundary`.
+    was kept. `resumed` tokens behind it were generated before an interruption. With `pauses`, a
+    forward ends one token before the prompt does, at its `boundary`.
     """
 
     tokens: Sequence[int]
@@ -30,6 +31,7 @@ class Prompt:
     processed: int = 0
     forwards: int = 0
     cached: int = 0
+    resumed: int = 0
     pauses: bool = False
 
     @property

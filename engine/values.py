@@ -221,12 +221,14 @@ class RoundTrace:
 class Usage:
     """Token counts as served: a terminal EOS and the tokens of a stop string count once each.
 
-    `cached_tokens` of the prompt were not processed: their state was kept.
+    `cached_tokens` of the prompt were not processed: their state was kept. `resumed_tokens` of the
+    completion were generated before an interruption.
     """
 
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int = 0
+    resumed_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

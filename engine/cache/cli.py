@@ -49,7 +49,7 @@ def list_command(folder: Folder, as_json: Json = False) -> None:
     if found:
         console.print(table)
     total = sum(seen.size for seen in found)
-    console.print(f"{len(found)} entries, {_size(total)}", highlight=False)
+    console.print(f"{_entries(len(found))}, {_size(total)}", highlight=False)
 
 
 @app.command("show")
@@ -62,7 +62,8 @@ def show_command(
     matching = [seen for seen in look(_there(folder)) if seen.place.name.startswith(entry)]
     if len(matching) != 1:
         raise BadInput(
-            f"{len(matching)} entries in {folder} begin with {entry!r}; 1 is needed (ls names them)"
+            f"the entries in {folder} that begin with {entry!r} are {len(matching)}; "
+            "1 is needed (ls names them)"
         )
     row = _row(matching[0]) | _details(matching[0])
     if as_json:
@@ -89,7 +90,7 @@ def verify_command(folder: Folder, as_json: Json = False) -> None:
             how = "damaged" if seen.damaged else "not read"
             print(f"{how}: {seen.place}: {_printable(seen.problem)}")
         damaged = sum(seen.damaged for seen in bad)
-        print(f"{len(found)} entries, {damaged} damaged, {len(bad) - damaged} not read")
+        print(f"{_entries(len(found))}, {damaged} damaged, {len(bad) - damaged} not read")
     if any(seen.damaged for seen in found):
         raise typer.Exit(1)
 
@@ -163,6 +164,10 @@ def _details(seen: Seen) -> dict[str, Any]:
 def _printable(text: str) -> str:
     """What anyone may have written into a file, without what a terminal would act on."""
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+
+
+def _entries(count: int) -> str:
+    return f"{count} entr{'y' if count == 1 else 'ies'}"
 
 
 def _size(count: int) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import accumulate
 from pathlib import Path
 
 import pytest
@@ -30,7 +31,7 @@ def same_stream(got: Finish, alone: Finish) -> bool:
     """
     forwards = alone.statistics.target_forwards
     statistics = replace(got.statistics, target_forwards=forwards)
-    usage = replace(got.usage, cached_tokens=0)
+    usage = replace(got.usage, cached_tokens=0, resumed_tokens=0)
     plain = replace(got, logprobs=(), usage=usage, statistics=statistics)
     close = all(abs(a - b) < 1e-3 for a, b in zip(got.logprobs, alone.logprobs, strict=True))
     return close and plain == replace(alone, logprobs=())
@@ -56,12 +57,17 @@ def test_resume_at_any_round(family: str, kind: str, tmp_path: Path) -> None:
             engine.close()
         tiers = open_tiers(own.target, ram_bytes=0, ssd=tmp_path / str(world))
         engine, streams = begun(own, [requests[i] for i in chosen], tiers, rows)
-        engine.turn()
-        resumed += sum(bool(list(stream._events)) for stream in streams)
+        kept = len(unfinished_in(tmp_path / str(world)))
         while engine.turn():
             pass
         for number, stream in zip(chosen, streams, strict=True):
-            assert same_stream(stream.result(), alone[number]), number
+            finish = stream.result()
+            assert same_stream(finish, alone[number]), number
+            ends = accumulate((len(r.emitted) for r in finish.rounds), initial=0)
+            assert finish.usage.resumed_tokens in ends
+            kept -= finish.usage.resumed_tokens > 0
+            resumed += finish.usage.resumed_tokens > 0
+        assert kept == 0
         # Nothing is left to go on with.
         assert not unfinished_in(tmp_path / str(world))
     assert resumed
@@ -83,14 +89,13 @@ def test_resume_of_what_nobody_could_close(family: str, kind: str, tmp_path: Pat
         for _ in range(2):
             tiers = open_tiers(own.target, ram_bytes=0, ssd=folder, checkpoint_tokens=3)
             engine, streams = begun(own, requests, tiers, 3)
-            engine.turn()
-            before = [list(stream._events) for stream in streams]
             for _ in range(turns):
                 engine.turn()
-        resumed += sum(map(bool, before))
         while engine.turn():
             pass
-        assert all(map(same_stream, (stream.result() for stream in streams), alone))
+        finishes = [stream.result() for stream in streams]
+        assert all(map(same_stream, finishes, alone))
+        resumed += sum(finish.usage.resumed_tokens > 0 for finish in finishes)
         assert not unfinished_in(folder)
     assert resumed
 

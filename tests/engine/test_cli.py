@@ -220,6 +220,10 @@ def test_bad_input_is_one_line_and_exit_2(
         (("--target", TARGET, "--prompt-file", str(tmp_path)), "cannot read prompt file"),
         ((*good, "--adapter", "/nowhere"), "adapter folder /nowhere does not exist"),
         ((*good, "--adapter", str(tmp_path)), "has no adapter_config.json"),
+        (
+            (*good, "--ssd-cache", str(tmp_path), "--checkpoint-tokens", "0"),
+            "--checkpoint-tokens must be at least 1, got 0",
+        ),
         ((*good, "--depth", "-1"), "--depth must be at least 0, got -1"),
         ((*good, "--kv-bits", "7"), "kv_bits must be one of 2, 3, 4, 5, 6, 8, got 7"),
         ((*good, "--kv-bits", "0"), "got 0"),
