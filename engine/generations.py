@@ -18,7 +18,7 @@ from .kept import Start, as_tokens, captured, namespace_of, started
 from .prefill import Prompt
 from .requests import make_row_sampling
 from .rounds import Rounds, Row
-from .sampling import Greedy, RowSampling
+from .sampling import RowSampling
 from .target import Target
 from .values import Request, Sampling
 
@@ -99,7 +99,7 @@ class Generations:
         """The generation that this request began earlier, if it was interrupted."""
         if self._ssd is None:
             return None
-        namespace = _namespace(target, drafter)
+        namespace = namespace_of(target, drafter)
         found = self._ssd.unfinished(
             as_tokens(request.prompt), _key(target, request, depth, namespace), namespace
         )
@@ -128,17 +128,12 @@ class Generations:
     ) -> None:
         """Forget what is stored of that generation: it has ended."""
         if self._ssd is not None:
-            namespace = _namespace(target, drafter)
+            namespace = namespace_of(target, drafter)
             self._ssd.finished(_key(target, request, depth, namespace))
 
 
 def _goes_on(row: Row) -> bool:
     return row.end is None and not row.cancelled
-
-
-def _namespace(target: Target, drafter: DraftProvider | None) -> str:
-    draft = None if drafter is None else drafter.open(RowSampling([Greedy()]))
-    return namespace_of(target, draft)
 
 
 def _key(target: Target, request: Request, depth: int, namespace: str) -> str:

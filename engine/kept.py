@@ -67,9 +67,9 @@ def captured(
     return Kept(namespace_of(target, draft), as_tokens(tokens), stored, checkpoints)
 
 
-def namespace_of(target: Target, draft: DraftRows | None) -> str:
+def namespace_of(target: Target, drafter: DraftProvider | DraftRows | None) -> str:
     """What states must agree on, beside their tokens, to stand for each other."""
-    return target.namespace(None if draft is None else draft.namespace)
+    return target.namespace(None if drafter is None else drafter.namespace)
 
 
 def as_tokens(tokens: Sequence[int]) -> Tokens:

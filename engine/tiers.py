@@ -115,19 +115,17 @@ class Tiers:
         With nothing kept these are the `empty` rows, and a drafter's state that holds nothing. If
         states are kept at all, the prompt is also told to pause at its boundary, for `keep`.
         """
-        draft = None if drafter is None else drafter.open(samplers)
-        if self._cache is None:
-            return Start(empty, draft)
-        prompt.pauses = True
-        hit = self._cache.take(as_tokens(prompt.tokens), namespace_of(target, draft))
-        if hit is not None:
-            try:
-                start = started(target, drafter, samplers, hit.stored, hit.checkpoints)
-                prompt.processed = prompt.cached = hit.count
-                return start
-            except Exception as error:
-                log.warning("a kept state is not used: %s", error)
-        return Start(empty, draft)
+        if self._cache is not None:
+            prompt.pauses = True
+            hit = self._cache.take(as_tokens(prompt.tokens), namespace_of(target, drafter))
+            if hit is not None:
+                try:
+                    start = started(target, drafter, samplers, hit.stored, hit.checkpoints)
+                    prompt.processed = prompt.cached = hit.count
+                    return start
+                except Exception as error:
+                    log.warning("a kept state is not used: %s", error)
+        return Start(empty, None if drafter is None else drafter.open(samplers))
 
     def keep(
         self,

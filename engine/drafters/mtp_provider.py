@@ -40,6 +40,10 @@ class MtpProvider:
         self.cannot_share = cannot_share
 
     @property
+    def namespace(self) -> str:
+        return self.mtp.namespace
+
+    @property
     def weights_bytes(self) -> int:
         arrays: Any = tree_flatten(self.mtp.head.parameters())
         return sum(array.nbytes for _, array in arrays)
@@ -52,7 +56,7 @@ class MtpProvider:
             return MtpRows(
                 self.mtp, sampling, self._rows(self.mtp.head.make_cache(), 0), self._cold, [0]
             )
-        attachment = require_schema(checkpoint, self.mtp.namespace)
+        attachment = require_schema(checkpoint, self.namespace)
         processed = attachment.metadata.get("processed_tokens")
         if processed != checkpoint.processed_tokens:
             raise BadInput(

@@ -62,7 +62,7 @@ class NgramRows:
 
     @property
     def namespace(self) -> str:
-        return f"{SCHEMA}:{self._max_n}:{self._min_n}"
+        return _namespace(self._max_n, self._min_n)
 
     @property
     def row_count(self) -> int:
@@ -116,6 +116,10 @@ class NgramProvider:
         self._max_n = max(1, max_n)
         self._min_n = min(max(1, min_n), self._max_n)
 
+    @property
+    def namespace(self) -> str:
+        return _namespace(self._max_n, self._min_n)
+
     def state_bytes(self, tokens: int) -> int:
         # About 100 bytes for each indexed run, and an id.
         return tokens * (100 * (self._max_n - self._min_n + 1) + 8)
@@ -143,3 +147,7 @@ class NgramProvider:
             )
         tokens: list[int] = read(vector)
         return tokens
+
+
+def _namespace(max_n: int, min_n: int) -> str:
+    return f"{SCHEMA}:{max_n}:{min_n}"

@@ -61,7 +61,7 @@ class DraftRows(Protocol):
 
     @property
     def namespace(self) -> str:
-        """Schema and identity under which checkpoints are valid."""
+        """That of the provider that opened them."""
         ...
 
     @property
@@ -110,6 +110,11 @@ class DraftProvider(Protocol):
 
     @property
     def id(self) -> str: ...
+
+    @property
+    def namespace(self) -> str:
+        """Schema and identity under which its rows' checkpoints are valid."""
+        ...
 
     @property
     def weights_bytes(self) -> int: ...

@@ -69,7 +69,7 @@ class TwoModelRows:
 
     @property
     def namespace(self) -> str:
-        return f"{SCHEMA}:{self._model.identity}"
+        return _namespace(self._model)
 
     @property
     def row_count(self) -> int:
@@ -187,6 +187,10 @@ class TwoModelProvider:
         self._draft = draft
 
     @property
+    def namespace(self) -> str:
+        return _namespace(self._draft)
+
+    @property
     def cannot_share(self) -> tuple[str, ...]:
         # Where some rows lag and some do not, a window is kept in part.
         names = self._draft.new_rows().cannot_roll_back
@@ -206,7 +210,7 @@ class TwoModelProvider:
         rows = TwoModelRows(self._draft, sampling, state, lag)
         if checkpoint is None:
             return rows
-        attachment = require_schema(checkpoint, rows.namespace)
+        attachment = require_schema(checkpoint, self.namespace)
         processed = attachment.metadata.get("processed_tokens")
         if processed != checkpoint.processed_tokens:
             raise BadInput(
@@ -220,3 +224,7 @@ class TwoModelProvider:
         layers = str(attachment.metadata.get("layers"))
         state = self._draft.restored_rows(layers, attachment.tensors, held)
         return TwoModelRows(self._draft, sampling, state, lag)
+
+
+def _namespace(model: Target) -> str:
+    return f"{SCHEMA}:{model.identity}"

@@ -89,6 +89,7 @@ class Puppet:
     prefill_mode: PrefillMode = "tail-split"
     commits: int | None = None
     id: str = "puppet"
+    namespace: str = "puppet"
     weights_bytes: int = 0
     default_depth: int = 4
     taps: tuple[str, ...] = ()
