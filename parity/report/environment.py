@@ -18,8 +18,12 @@ _PACKAGES = ("engine", "oracle", "parity", "fixtures")
 
 
 def environment() -> dict[str, str | int]:
-    """Versions, backend, machine and TF32; all of it is reported, none of it is compared."""
-    return {
+    """Versions, backend, machine and TF32; all of it is reported, none of it is compared.
+
+    And, if there are any, the libraries that were loaded in front of mlx's own: another BLAS rounds
+    and takes its time differently.
+    """
+    made_with: dict[str, str | int] = {
         "mlx": version("mlx"),
         "mlx-lm": version("mlx-lm"),
         "python": platform.python_version(),
@@ -28,6 +32,9 @@ def environment() -> dict[str, str | int]:
         "cores": os.cpu_count() or 0,
         "tf32": "off" if parity.TF32_OFF else "unknown: MLX was imported before parity",
     }
+    if preloaded := os.environ.get("LD_PRELOAD") or os.environ.get("DYLD_INSERT_LIBRARIES"):
+        made_with["preloaded"] = preloaded
+    return made_with
 
 
 def backend() -> str:

@@ -13,6 +13,7 @@ from rich.console import Console
 from parity.compare import Comparison, Failure, Measure, Tie, Verdict
 from parity.errors import BadInput
 from parity.report.document import document, read, write
+from parity.report.environment import environment
 from parity.report.table import show
 from parity.report.words import closing_line, exit_code, sentences
 from parity.runner import CaseResult, Claim
@@ -140,3 +141,12 @@ def test_a_known_deviation_is_said_and_counted() -> None:
     (sentence,) = sentences(excused, SETTING)
     assert "known deviation D21: x" in sentence
     assert ", 1 deviations, " in closing_line([excused], ())
+
+
+def test_what_was_loaded_in_front_of_mlx_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`honesty`: another BLAS is another machine."""
+    monkeypatch.delenv("LD_PRELOAD", raising=False)
+    monkeypatch.delenv("DYLD_INSERT_LIBRARIES", raising=False)
+    assert "preloaded" not in environment()
+    monkeypatch.setenv("LD_PRELOAD", "libopenblas.so.0")
+    assert environment()["preloaded"] == "libopenblas.so.0"
