@@ -46,7 +46,7 @@ class Options:
 
     XTC's special tokens are the server's own choice and not sent. ``top_k`` and the ids of
     ``logit_bias`` must stay below the vocabulary's size, which is not known here: else the first
-    ends the server's worker (D9), and the second the whole server.
+    ends the server's worker (D9), and the second the whole server (D27).
     """
 
     filters: Filters = GREEDY

@@ -10,9 +10,11 @@ config = dict(model_type="llama", hidden_size=8, intermediate_size=8, num_hidden
 weights = dict(tree_flatten(Model(ModelArgs(**config)).parameters()))
 weights["model.embed_tokens.weight"] = 99 * mx.eye(8)
 weights["lm_head.weight"] = mx.eye(8, k=-1)  # whatever came before, b follows a, c follows b, ...
-FATAL = {"prompt": ""}, {"prompt": "a", "stop": [1]}, {"prompt": "a", "temperature": 1, "top_k": 8}
-def ask(port, body):
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+FATAL = [{"prompt": ""}] + [{"prompt": "a", "temperature": 1.0, **options} for options in (
+    {"stop": [1]}, {"top_k": 8}, {"xtc_probability": 1.0, "xtc_threshold": 0.6},
+    {"presence_penalty": 1.0, "presence_context_size": 2**32}, {"logit_bias": {2**70: 1.0}})]
+def ask(port, body, timeout=20):
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=timeout)
     connection.request("POST", "/v1/completions", json.dumps({"max_tokens": 1, **body}))
     try:
         answer = json.load(connection.getresponse())
@@ -29,12 +31,10 @@ with tempfile.TemporaryDirectory() as folder:
     servers = [subprocess.Popen([*command, str(port)], stderr=subprocess.DEVNULL) for port in ports]
     try:
         for port in ports:
-            for _ in range(600):  # until it listens
-                if not socket.socket().connect_ex(("127.0.0.1", port)): break
-                time.sleep(0.1)
+            while socket.socket().connect_ex(("127.0.0.1", port)): time.sleep(0.1)
         print("expected:", [ask(port, {"prompt": "b"}) for port in ports])
-        _ = [ask(port, body) for port, body in zip(ports, FATAL)]
-        print("actual:  ", [ask(port, {"prompt": "b"}) for port in ports])
+        _ = [ask(port, body, timeout=5) for port, body in zip(ports, FATAL)]
+        print("actual:  ", [ask(port, {"prompt": "b"}, timeout=10) for port in ports])
     finally:
         for server in servers:
             server.kill()
