@@ -27,7 +27,7 @@ from oracle.known import (
 )
 
 ALLOWED = {"mlx", "mlx_lm", "tokenizers", "transformers"}
-IDS = [f"D{number}" for number in range(1, 27)]
+IDS = [f"D{number}" for number in range(1, 28)]
 
 
 @pytest.fixture(scope="module")
