@@ -5,6 +5,7 @@ Out of order the interpreter would wind up beside a model thread, which mlx answ
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 import signal
@@ -25,11 +26,16 @@ def leave_in_order() -> None:
     _handle_by(_raise)
 
 
-def _handle_by(handler: Callable[[int, object], None]) -> None:
+def _handle_by(handler: Callable[[int, object], None] | signal.Handlers) -> None:
     for number in CODES:
         # Whoever started us may not want to have us interrupted: nohup, a shell's background.
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, handler)
+
+
+# Behind this the interpreter takes all handlers away before it drops its modules. What was to be
+# done has been done then, and the exit code should say that.
+atexit.register(_handle_by, signal.SIG_IGN)
 
 
 def _raise(number: int, _: object) -> None:

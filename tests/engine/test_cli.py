@@ -380,6 +380,31 @@ def test_a_second_signal_ends_it_at_once(
     assert (process.returncode, errors) == (code, said)
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_behind_the_end_changes_nothing(number: signal.Signals) -> None:
+    """While the interpreter drops its modules, which takes mlx a moment."""
+    text = "\n".join(
+        [
+            "import os, time",
+            "from engine.signals import leave_in_order",
+            "leave_in_order()",
+            "class Slow:",
+            "    def __del__(self, write=os.write, sleep=time.sleep):",
+            "        write(1, b'1\\n')",
+            "        sleep(2)",
+            "slow = Slow()",
+        ]
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", text], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "1\n"
+        process.send_signal(number)
+        _, errors = process.communicate(timeout=30)
+    assert (process.returncode, errors) == (0, "")
+
+
 def test_a_target_drafts_with_its_own_layer_unless_told_otherwise() -> None:
     """`lossless`; not with mlx-lm's draws, whose plain stream is what is asked for."""
     base = ("--target", str(fixtures.target_dir("mla")), "--prompt", "Name: Anna. Say it", "--json")
