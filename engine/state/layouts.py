@@ -137,10 +137,10 @@ def _back_recurrent(cache: Cache, marks: Sequence[Mark], bounds: Sequence[Bounda
     cache.cache, cache.left_padding, cache.lengths = states[forwards[0]]
     if len(set(forwards)) > 1:
         slots = zip(*(states[forward][0] for forward in forwards), strict=True)
-        cache.cache = [_rows_of(slot) for slot in slots]
+        cache.cache = [rows_of(slot) for slot in slots]
 
 
-def _rows_of(states: Sequence[mx.array | None]) -> mx.array | None:
+def rows_of(states: Sequence[mx.array | None]) -> mx.array | None:
     """Row r of the r-th array [B, ...]; zeros where nothing had been seen."""
     known = [state for state in states if state is not None]
     if not known:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mlx.core as mx
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -14,6 +15,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from engine.state.layouts import rows_of
 from engine.state.rows import Undo
 
 from .company import TARGETS, Company, ids
@@ -90,3 +92,12 @@ def run(name: str, *, examples: int, steps: int) -> None:
         type(name, (RowsMachine,), numbers),
         settings=settings(max_examples=examples * 50**nightly, stateful_step_count=steps),
     )
+
+
+def test_a_row_that_had_seen_nothing_goes_back_to_nothing() -> None:
+    """`rollback`: beside one whose recurrent state is that of another forward."""
+    seen = mx.array([[1.0, 2.0], [3.0, 4.0]])
+    state = rows_of([None, seen])
+    assert state is not None
+    assert state.tolist() == [[0.0, 0.0], [3.0, 4.0]]
+    assert rows_of([None, None]) is None
