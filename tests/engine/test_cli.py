@@ -355,54 +355,48 @@ def test_a_second_signal_ends_it_at_once(
     first: signal.Signals, second: signal.Signals, code: int, said: str
 ) -> None:
     """Also while what the first one has begun waits for a thread."""
-    text = "\n".join(
-        [
-            "import threading, time",
-            "from engine.signals import leave_in_order",
-            "leave_in_order()",
-            "threading.Thread(target=time.sleep, args=(60,)).start()",
-            "try:",
-            "    print(1, flush=True)",
-            "    time.sleep(60)",
-            "finally:",
-            "    print(2, flush=True)",
-            "    time.sleep(60)",
-        ]
-    )
-    with subprocess.Popen(
-        [sys.executable, "-c", text], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as process:
-        assert process.stdout is not None
-        for number, begun in ((first, "1\n"), (second, "2\n")):
-            assert process.stdout.readline() == begun
-            process.send_signal(number)
-        _, errors = process.communicate(timeout=30)
-    assert (process.returncode, errors) == (code, said)
+    text = [
+        "import threading, time",
+        "threading.Thread(target=time.sleep, args=(60,)).start()",
+        "try:",
+        "    print(1, flush=True)",
+        "    time.sleep(60)",
+        "finally:",
+        "    print(2, flush=True)",
+        "    time.sleep(60)",
+    ]
+    assert signalled(text, first, second) == (code, said)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_behind_the_end_changes_nothing(number: signal.Signals) -> None:
     """While the interpreter drops its modules, which takes mlx a moment."""
-    text = "\n".join(
-        [
-            "import os, time",
-            "from engine.signals import leave_in_order",
-            "leave_in_order()",
-            "class Slow:",
-            "    def __del__(self, write=os.write, sleep=time.sleep):",
-            "        write(1, b'1\\n')",
-            "        sleep(2)",
-            "slow = Slow()",
-        ]
-    )
+    text = [
+        "import os, time",
+        "class Slow:",
+        "    def __del__(self, write=os.write, sleep=time.sleep):",
+        "        write(1, b'1\\n')",
+        "        sleep(2)",
+        "slow = Slow()",
+    ]
+    assert signalled(text, number) == (0, "")
+
+
+def signalled(text: list[str], *numbers: signal.Signals) -> tuple[int, str]:
+    """Exit code and stderr of a program that gets the first one once it says 1, and so on."""
+    begin = ["from engine.signals import leave_in_order", "leave_in_order()"]
     with subprocess.Popen(
-        [sys.executable, "-c", text], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [sys.executable, "-c", "\n".join([*begin, *text])],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     ) as process:
         assert process.stdout is not None
-        assert process.stdout.readline() == "1\n"
-        process.send_signal(number)
+        for said, number in enumerate(numbers, 1):
+            assert process.stdout.readline() == f"{said}\n"
+            process.send_signal(number)
         _, errors = process.communicate(timeout=30)
-    assert (process.returncode, errors) == (0, "")
+    return process.returncode, errors
 
 
 def test_a_target_drafts_with_its_own_layer_unless_told_otherwise() -> None:
