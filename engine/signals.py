@@ -24,6 +24,9 @@ def leave_at_once() -> None:
 def leave_in_order() -> None:
     """From now on the first one raises KeyboardInterrupt or SystemExit in the main thread."""
     _handle_by(_raise)
+    # Behind this the interpreter takes all handlers away before it drops its modules. What was to
+    # be done has been done then, and the exit code should say that.
+    atexit.register(_handle_by, signal.SIG_IGN)
 
 
 def _handle_by(handler: Callable[[int, object], None] | signal.Handlers) -> None:
@@ -31,11 +34,6 @@ def _handle_by(handler: Callable[[int, object], None] | signal.Handlers) -> None
         # Whoever started us may not want to have us interrupted: nohup, a shell's background.
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, handler)
-
-
-# Behind this the interpreter takes all handlers away before it drops its modules. What was to be
-# done has been done then, and the exit code should say that.
-atexit.register(_handle_by, signal.SIG_IGN)
 
 
 def _raise(number: int, _: object) -> None:

@@ -101,7 +101,7 @@ def gc_command(
     max_bytes: Annotated[int | None, typer.Option(help="keep the most recent ones up to")] = None,
     as_json: Json = False,
 ) -> None:
-    """Remove damaged files and what killed writers left; above --max-bytes the least recent."""
+    """Remove files with damaged headers and what killed writers left; keep to --max-bytes."""
     if max_bytes is not None and max_bytes < 0:
         raise BadInput(f"--max-bytes must be at least 0, got {max_bytes}")
     removed = clean(_there(folder), max_bytes=max_bytes)

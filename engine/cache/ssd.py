@@ -67,7 +67,7 @@ class SSD:
         self._source = source
 
     def promises(self, tokens: Tokens, namespace: str) -> int:
-        waiting, _ = self._waiting(tokens, namespace)  # first: from there it goes to the store
+        waiting, _ = self._waiting(tokens, namespace)
         found = self.store.find(tokens, namespace)
         return max(waiting, 0 if found is None else found.count)
 
@@ -79,7 +79,10 @@ class SSD:
         return self._restore(found.entry) or kept
 
     def _waiting(self, tokens: Tokens, namespace: str) -> tuple[int, Kept | None]:
-        """Of the states that are not written yet, the one that serves most of the tokens."""
+        """Of the states that are not written yet, the one that serves most of the tokens.
+
+        To be asked before the store: a state goes from here to there.
+        """
         best: tuple[int, Kept | None] = (0, None)
         for item in self._spill_queue.items:
             if item.generation is None:
