@@ -139,7 +139,8 @@ def generate_command(
         tiers = open_tiers(
             model, ram_bytes=ram_bytes, ssd=ssd_cache, checkpoint_tokens=checkpoint_tokens
         )
-    with Engine(model, drafters, limits=Limits(rows=rows), tiers=tiers) as engine:
+    engine = Engine(model, drafters, limits=Limits(rows=rows), tiers=tiers)
+    with leave_in_order(), engine:
         streams = [engine.submit(request, depth=depth) for request in requests]
         for stream in streams:
             finish = _show_text(stream) if not as_json else _wait(stream, max_tokens)
@@ -270,7 +271,6 @@ def main() -> None:
     SIGTERM ends it as Ctrl-C does, with exit 143: what a durable tier is to keep is written first,
     unless either comes again.
     """
-    leave_in_order()
     # Behind mlx-lm, which keeps transformers from advising to install other frameworks.
     from transformers.utils import logging
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import itertools
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -79,6 +80,7 @@ class Engine:
         self._changed = threading.Condition()
         self._closed = False
         self._thread: threading.Thread | None = None
+        self._served = threading.Event()
 
     def submit(
         self,
@@ -120,22 +122,29 @@ class Engine:
 
     def start(self) -> None:
         """Start the model thread."""
+        # Whatever interrupts `close`, or comes before it: the end of the process has it done.
+        atexit.register(self.close)
         self._thread = threading.Thread(target=self._serve, name="model", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
         """End all requests and the thread; what a durable tier is to keep is then in its files.
 
-        A generation in flight is kept too, and goes on if the same request comes again.
+        A generation in flight is kept too, and goes on if the same request comes again. A Ctrl-C
+        may come meanwhile: the thread goes on closing, and the process does not end before it.
         """
         with self._changed:
-            closed, self._closed = self._closed, True
+            self._closed = True
             self._changed.notify()
         if self._thread is not None:
+            # First, since CPython 3.11 takes a `join` that was interrupted for the thread's end.
+            self._served.wait()
             self._thread.join()
-        elif not closed:
+        elif not self._served.is_set():
             self._wind_up()
+            self._served.set()
         self._end(BadInput("the engine is closed"))
+        atexit.unregister(self.close)
 
     def __enter__(self) -> Engine:
         self.start()
@@ -169,6 +178,7 @@ class Engine:
         finally:
             # MLX aborts the process at its end if a thread is gone whose streams are not.
             mx.clear_streams()
+            self._served.set()
 
     def _has_work(self) -> bool:
         return bool(self._inbox) or self._closed or self._tiers.asks

@@ -10,7 +10,7 @@ import contextlib
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 CODES = {signal.SIGINT: 130, signal.SIGTERM: 143}
 """Exit codes, as shells give them."""
@@ -19,14 +19,25 @@ CODES = {signal.SIGINT: 130, signal.SIGTERM: 143}
 def leave_at_once() -> None:
     """From now on both end the process where it stands: there is nothing to keep, or no time."""
     _handle_by(_leave)
-
-
-def leave_in_order() -> None:
-    """From now on the first one raises KeyboardInterrupt or SystemExit in the main thread."""
-    _handle_by(_raise)
     # Behind this the interpreter takes all handlers away before it drops its modules. What was to
     # be done has been done then, and the exit code should say that.
     atexit.register(_handle_by, signal.SIG_IGN)
+
+
+@contextlib.contextmanager
+def leave_in_order() -> Iterator[None]:
+    """While there is something to keep, the first one raises in the main thread.
+
+    That is KeyboardInterrupt or SystemExit. Not from the start to the end of a program: raised at
+    any line of anybody's module, they are not always an end in order.
+    """
+    before = {number: signal.getsignal(number) for number in CODES}
+    _handle_by(_raise)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _handle_by(handler: Callable[[int, object], None] | signal.Handlers) -> None:
@@ -37,7 +48,7 @@ def _handle_by(handler: Callable[[int, object], None] | signal.Handlers) -> None
 
 
 def _raise(number: int, _: object) -> None:
-    leave_at_once()
+    _handle_by(_leave)
     if number == signal.SIGINT:
         raise KeyboardInterrupt
     sys.exit(CODES[signal.Signals(number)])

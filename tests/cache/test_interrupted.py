@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import subprocess
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import accumulate
@@ -11,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from engine import Engine, Finish, Limits, Request, Sampling, Stream, generate
+from engine.cache.inspect import look
 from engine.tiers import Tiers, open_tiers
 from tests.engine.conftest import last
 from tests.engine.pools import PAIRS, Pool, drafter_of, pool, target_of
@@ -155,6 +158,17 @@ def test_resume_of_a_seed_that_was_drawn(tmp_path: Path) -> None:
     assert finish.seed is not None
     seeded = replace(request, sampling=replace(request.sampling, seed=finish.seed))
     assert same_stream(finish, last(list(generate(target, seeded))))
+
+
+def test_ctrl_c_at_any_moment_of_closing(tmp_path: Path) -> None:
+    """`durable`: a Ctrl-C while the engine closes loses nothing, and is no crash."""
+    command = [sys.executable, "-m", "tests.cache.closing", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+    engines = int(done.stdout)
+    assert engines > 5
+    for number in range(engines):
+        assert [seen.problem for seen in look(tmp_path / str(number), verify=True)] == [""]
 
 
 @pytest.mark.parametrize("kind", ["off", "two-model"])

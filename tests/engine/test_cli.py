@@ -384,9 +384,10 @@ def test_a_signal_behind_the_end_changes_nothing(number: signal.Signals) -> None
 
 def signalled(text: list[str], *numbers: signal.Signals) -> tuple[int, str]:
     """Exit code and stderr of a program that gets the first one once it says 1, and so on."""
-    begin = ["from engine.signals import leave_in_order", "leave_in_order()"]
+    begin = ["from engine.signals import leave_at_once, leave_in_order", "leave_at_once()"]
+    program = [*begin, "with leave_in_order():", *(f"    {line}" for line in text)]
     with subprocess.Popen(
-        [sys.executable, "-c", "\n".join([*begin, *text])],
+        [sys.executable, "-c", "\n".join(program)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

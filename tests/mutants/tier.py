@@ -169,4 +169,18 @@ TIER = (
         "        for item in ():\n",
         "waiting_for_the_disk",
     ),
+    LawMutant(
+        "nobody closes what was interrupted",
+        "engine/service.py",
+        "        atexit.register(self.close)\n",
+        "",
+        "interrupted_while_it_closes",
+    ),
+    LawMutant(
+        "an interrupted wait is the thread's end",
+        "engine/service.py",
+        "            self._served.wait()\n",
+        "",
+        "interrupted_while_it_closes",
+    ),
 )

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import signal
 import tempfile
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import mlx.core as mx
@@ -113,6 +117,28 @@ def waiting_for_the_disk(world: World) -> None:
         hit = memory.take(np.arange(9, dtype=np.int32), "plain")
         ssd.flush()
         assert hit is not None
+
+
+def interrupted_while_it_closes(world: World) -> None:
+    """`durable`: a Ctrl-C that meets `close` does not end the process before the model thread."""
+    at_exit: list[Callable[[], None]] = []
+    go, ended = threading.Event(), []
+    tiers = world["engine.tiers"].Tiers()
+    tiers.flush = lambda: ended.append(go.wait())
+    service = world["engine.service"]
+    service.atexit = SimpleNamespace(register=at_exit.append, unregister=at_exit.remove)
+    engine = service.Engine(
+        world["engine.target"].Target.load(fixtures.target_dir("dense")), tiers=tiers
+    )
+    engine.start()
+    here = threading.get_ident()
+    threading.Timer(0.2, signal.pthread_kill, (here, signal.SIGINT)).start()
+    with contextlib.suppress(KeyboardInterrupt):
+        engine.close()
+    threading.Timer(0.2, go.set).start()
+    for close in reversed(at_exit):
+        close()
+    assert ended, "the process would be gone by now"
 
 
 def another_geometry(world: World) -> None:
