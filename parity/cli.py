@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import os
-import signal
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -16,6 +15,7 @@ from typing import Annotated, NoReturn
 import typer
 from typer.exceptions import TyperException
 
+from engine.signals import leave_in_order
 from parity.cases import (
     DEPTHS,
     LANES,
@@ -195,10 +195,9 @@ def review(
     return partial(_review, base)
 
 
+@leave_in_order()  # through the blocks that stop servers and remove logs
 def main(arguments: Sequence[str] | None = None, application: typer.Typer = app) -> NoReturn:
     """Run a command and exit. What cannot be run is one line on stderr and exit 2."""
-    # Asked to end, leave through the blocks that stop servers and remove logs.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # what servers say may have no UTF-8 form

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from parity.fuzz.cli import main
+from engine.signals import leave_at_once
 
-if __name__ == "__main__":
-    main()
+leave_at_once()  # imports take a while
+
+from parity.fuzz.cli import main  # noqa: E402
+
+main()
