@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import threading
+import weakref
 from collections.abc import Mapping, Sequence
+from itertools import accumulate
 from typing import Any
 
 import mlx.core as mx
@@ -49,43 +52,55 @@ def empty(tensors: Sequence[TensorSpec]) -> tuple[list[mx.array], list[memoryvie
     mlx has no such function, but its loader makes such arrays, and asks whatever reads like a file
     to fill them. The memory is good for as long as its array is there.
     """
-    sources = [_Reveal(spec) for spec in tensors]
-    arrays = [source.array() for source in sources]
-    mx.eval(arrays)
-    return arrays, [source.memory for source in sources]
+    source, released = _Reveal(tensors), threading.Event()
+    arrays, memory = source.arrays(), source.memory()
+    # One of mlx's threads drops the source a moment later: not when the interpreter is gone.
+    weakref.finalize(source, released.set)
+    del source
+    released.wait()
+    return arrays, memory
 
 
 class _Reveal:
-    """A safetensors file of one tensor, which leaves the tensor's memory as it is.
+    """A safetensors file, which leaves its tensors' memory as it is.
 
-    mlx reads the file's end in a thread of its own, which no error would leave.
+    mlx reads them in threads of its own, which no error would leave.
     """
 
     closed = False
 
-    def __init__(self, spec: TensorSpec) -> None:
-        self._spec = spec
-        # mlx's loader knows no F64.
-        dtype = "U64" if spec.dtype == "F64" else spec.dtype
-        header = dump(tensor_fields([TensorSpec("0", dtype, spec.shape)])).encode("ascii")
+    def __init__(self, tensors: Sequence[TensorSpec]) -> None:
+        self._tensors = tensors
+        # By numbers, and mlx's loader knows no F64.
+        named = [
+            TensorSpec(str(number), "U64" if spec.dtype == "F64" else spec.dtype, spec.shape)
+            for number, spec in enumerate(tensors)
+        ]
+        header = dump(tensor_fields(named)).encode("ascii")
         self._head = len(header).to_bytes(LENGTH_BYTES, "little") + header
+        self._size = len(self._head) + sum(spec.nbytes for spec in tensors)
         self._at = 0
-        self._memory: memoryview | None = None
+        self._read: list[tuple[int, memoryview]] = []
 
-    def array(self) -> mx.array:
-        """Its memory is known once it is evaluated."""
+    def arrays(self) -> list[mx.array]:
+        """Of each tensor one, whose memory is known then."""
         source: Any = self
         loaded: Any = mx.load(source, format="safetensors")
-        array: mx.array = loaded["0"]
-        return array.view(mx.float64) if self._spec.dtype == "F64" else array
+        arrays: list[mx.array] = [loaded[str(number)] for number in range(len(self._tensors))]
+        mx.eval(arrays)
+        return [
+            array.view(mx.float64) if spec.dtype == "F64" else array
+            for array, spec in zip(arrays, self._tensors, strict=True)
+        ]
 
-    @property
-    def memory(self) -> memoryview:
-        if not self._spec.nbytes:
-            return memoryview(bytearray())
-        if self._memory is None:
-            raise RuntimeError(f"mlx did not read {self._spec.nbytes} bytes at once")
-        return self._memory
+    def memory(self) -> list[memoryview]:
+        """Of each tensor the memory that mlx wanted to have read into."""
+        ends = accumulate((spec.nbytes for spec in self._tensors), initial=len(self._head))
+        wanted = [(at, spec.nbytes) for at, spec in zip(ends, self._tensors, strict=False)]
+        if sorted((at, len(into)) for at, into in self._read) != [w for w in wanted if w[1]]:
+            raise RuntimeError("mlx did not read each tensor once, in one piece")
+        found = dict(self._read)
+        return [found[at] if count else memoryview(bytearray()) for at, count in wanted]
 
     def readable(self) -> bool:
         return True
@@ -97,7 +112,7 @@ class _Reveal:
         return self._at
 
     def seek(self, offset: int, whence: int = 0) -> int:
-        self._at = offset + (0, self._at, len(self._head) + self._spec.nbytes)[whence]
+        self._at = offset + (0, self._at, self._size)[whence]
         return self._at
 
     def read(self, count: int) -> bytes:
@@ -110,6 +125,6 @@ class _Reveal:
         self._at += count
         if begin < len(self._head):
             into[:] = self._head[begin : self._at].ljust(count, b"\0")
-        elif count == self._spec.nbytes:
-            self._memory = into.cast("B")
+        elif count:
+            self._read.append((begin, into.cast("B")))
         return count

@@ -269,7 +269,11 @@ def _read_tensor(
     if into is not None and into.nbytes != tensor.nbytes:
         raise BadInput(f"{tensor.name}: room for {into.nbytes} bytes, not {tensor.nbytes}")
     hash_ = xxh3_128()
-    for chunk in _passing(tensor.nbytes) if into is None else _chunks(into):
+    if into is None:
+        chunks = _passing(tensor.nbytes)
+    else:
+        chunks = iter([into]) if expected is None else _chunks(into)
+    for chunk in chunks:
         if not read_all(files, file, chunk, offset):
             raise Damaged(f"the file ends inside {tensor.name}")
         offset += len(chunk)

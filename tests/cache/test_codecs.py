@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -216,6 +218,26 @@ def test_an_empty_arrays_memory_is_its_own() -> None:
     for number, array in enumerate(arrays):
         assert bytes(bytes_of(array)) == bytes([number]) * spec.nbytes
         assert bytes(bytes_of(array + array)) == bytes(bytes_of(2 * array))
+
+
+def test_mlx_has_let_go_of_what_it_asked_for_memory() -> None:
+    """One of its threads lets go last, and aborts the process if that is at its end by then."""
+    spec, ended = TensorSpec("t", "F32", (16,)), threading.Event()
+
+    def busy() -> None:
+        while not ended.is_set():
+            sum(range(1000))
+
+    thread = threading.Thread(target=busy)
+    thread.start()
+    try:
+        for _ in range(50):
+            made = empty([spec] * 4)
+            assert not [one for one in gc.get_objects() if type(one).__name__ == "_Reveal"]
+            del made
+    finally:
+        ended.set()
+        thread.join()
 
 
 def test_every_form_has_one_codec() -> None:
