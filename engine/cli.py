@@ -229,8 +229,9 @@ def _show_text(events: Iterator[Any]) -> Finish:
             print(event.tail, flush=True)
             stats, usage = event.statistics, event.usage
             print(
-                f"{usage.completion_tokens} tokens, {event.reason}; "
-                f"{stats.rounds} rounds, {stats.accepted} of {stats.drafted} drafts accepted"
+                f"{_number(usage.completion_tokens, 'token')}, {event.reason}; "
+                f"{_number(stats.rounds, 'round')}, "
+                f"{stats.accepted} of {_number(stats.drafted, 'draft')} accepted"
                 + _by_position(stats)
                 + _kept(usage)
                 + ("" if event.seed is None else f"; seed {event.seed}"),
@@ -244,7 +245,11 @@ def _show_text(events: Iterator[Any]) -> Finish:
 def _kept(usage: Usage) -> str:
     """What was there already, if anything was."""
     kept = {"the prompt": usage.cached_tokens, "the answer": usage.resumed_tokens}
-    return "".join(f"; {n} tokens of {what} were kept" for what, n in kept.items() if n)
+    return "".join(f"; {_number(n, 'token')} of {what} kept" for what, n in kept.items() if n)
+
+
+def _number(count: int, what: str) -> str:
+    return f"{count} {what}{'' if count == 1 else 's'}"
 
 
 def _by_position(stats: Statistics) -> str:

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from .batches import Batch, Kind, Member, fail, join, part_of, without
+from .batches import Batch, Kind, Member, Stage, fail, join, part_of, without
 from .errors import BadInput
 from .prefill import CHUNK, Cohort
 from .rounds import Rounds
@@ -85,9 +85,18 @@ class Groups:
         self._admit()
         for _ in range(self._limits.prefill_steps):
             if self._cohorts:
-                self._step(self._cohorts.pop(next(iter(self._cohorts))))
+                self._work(self._step, self._cohorts.pop(next(iter(self._cohorts))))
         for kind in list(self._groups):
-            self._round(self._groups.pop(kind))
+            self._work(self._round, self._groups.pop(kind))
+
+    def _work(self, work: Callable[[Batch[Stage]], None], batch: Batch[Stage]) -> None:
+        """Advance a batch, which is in no table meanwhile, where `close` would find its streams."""
+        try:
+            work(batch)
+        except BaseException as error:
+            for member in batch.members:
+                member.stream.close(error)
+            raise
 
     def suspend(self) -> int:
         """Keep what has been generated and not ended; how many requests can go on later."""
@@ -140,24 +149,28 @@ class Groups:
 
     def _admit(self) -> None:
         while self._waiting and self._has_room(self._waiting[0]):
-            member = self._waiting.popleft()
-            kind = member.kind
-            # Where keys and values are converted depends on the chunks: each row has its own.
-            alone = member.number if kind.target.quantizes else kind.alone
-            kind = replace(kind, alone=alone)
-            try:
-                if (rounds := self._resume(kind, member)) is not None:
-                    self._regroup(Batch(kind, rounds, (member,)))
-                    continue
-                cohort = self._begin(kind, member)
-            except Exception as error:
-                member.stream.close(error)
-                continue
-            batch = Batch(kind, cohort, (member,))
-            if any(cohort.lacking):
-                join(self._cohorts, batch)
-            else:
-                self._start(batch)
+            self._enter(self._waiting[0])
+            self._waiting.popleft()
+
+    def _enter(self, member: Member) -> None:
+        """Begin with a request, or go on with it where it was interrupted."""
+        kind = member.kind
+        # Where keys and values are converted depends on the chunks: each row has its own.
+        alone = member.number if kind.target.quantizes else kind.alone
+        kind = replace(kind, alone=alone)
+        try:
+            if (rounds := self._resume(kind, member)) is not None:
+                self._regroup(Batch(kind, rounds, (member,)))
+                return
+            cohort = self._begin(kind, member)
+        except Exception as error:
+            member.stream.close(error)
+            return
+        batch = Batch(kind, cohort, (member,))
+        if any(cohort.lacking):
+            join(self._cohorts, batch)
+        else:
+            self._start(batch)
 
     def _begin(self, kind: Kind, member: Member) -> Cohort:
         """A cohort of one, which starts from what is kept of its prompt."""
@@ -204,7 +217,7 @@ class Groups:
         return [member for batch in batches for member in batch.members]
 
     def _step(self, batch: Batch[Cohort]) -> None:
-        """One chunk of a cohort, which is in no table meanwhile; rows that are done go on."""
+        """One chunk of a cohort; rows that are done go on."""
         try:
             batch.stage.step(self._limits.prefill_chunk)
             self._keep_prompts(batch)
@@ -251,7 +264,7 @@ class Groups:
         self._regroup(Batch(kind, rounds, ready.members))
 
     def _round(self, group: Batch[Rounds]) -> None:
-        """One round of a group, which is in no table meanwhile."""
+        """One round of a group."""
         try:
             group.stage.step()
         except Exception as error:

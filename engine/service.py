@@ -132,7 +132,12 @@ class Engine:
 
         A generation in flight is kept too, and goes on if the same request comes again. A Ctrl-C
         may come meanwhile: the thread goes on closing, and the process does not end before it.
+
+        Raises:
+            RuntimeError: called by the model thread, in `on_round`, which cannot wait for itself.
         """
+        if self._thread is threading.current_thread():
+            raise RuntimeError("an engine cannot be closed by its model thread")
         with self._changed:
             self._closed = True
             self._changed.notify()

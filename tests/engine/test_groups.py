@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import itertools
 import random
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -30,6 +31,7 @@ from engine import (
     Stream,
     Target,
     generate,
+    groups,
 )
 from engine.clone import with_classes
 from engine.collector import Collector
@@ -361,6 +363,62 @@ def test_what_cannot_be_served_is_refused_at_the_call() -> None:
     engine.close()
     with pytest.raises(BadInput, match="the engine is closed"):
         engine.submit(own.requests[0])
+
+
+@pytest.mark.parametrize(
+    "where",
+    [
+        *("_admit", "_enter", "_start", "_step", "_keep_prompts", "_round", "_regroup"),
+        *("_checkpoint", "_keep_retired", "_deliver", "on_round", "join", "part_of"),
+    ],
+)
+@pytest.mark.parametrize("times", [1, 3])
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_no_reader_waits_for_an_engine_that_is_gone(
+    where: str, times: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever fails, and wherever a row is at that moment, its stream ends."""
+    own = pool("dense", "off")
+    left = itertools.count(1)
+
+    def failing(work: Callable[..., Any]) -> Callable[..., Any]:
+        def fails(*arguments: Any) -> Any:
+            if next(left) == times:
+                raise MemoryError("none left")
+            return work(*arguments)
+
+        return fails
+
+    on_round = failing(lambda _: None) if where == "on_round" else None
+    engine = Engine(own.target, limits=Limits(rows=2), on_round=on_round)
+    for home in (groups, groups.Groups):
+        if where in vars(home):
+            monkeypatch.setattr(home, where, failing(getattr(home, where)))
+    with ThreadPoolExecutor(3) as threads, engine:
+        streams = []
+
+        def served(request: Request) -> Finish:
+            streams.append(stream := engine.submit(request))
+            return stream.result()
+
+        ends = [threads.submit(served, request) for request in own.requests[:3]]
+        try:
+            failures = [end.exception(timeout=30) for end in ends]
+        finally:
+            for stream in streams:
+                stream.cancel()
+    assert any(failures) is (next(left) > times)
+    known = (MemoryError, GroupError, BadInput)
+    assert all(failure is None or isinstance(failure, known) for failure in failures)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_the_model_thread_cannot_close_its_engine() -> None:
+    """It would wait for itself: an error where the round's answer would have stood, and no hang."""
+    own = pool("dense", "off")
+    engine = Engine(own.target, on_round=lambda _: engine.close())
+    with engine, pytest.raises(RuntimeError, match="cannot be closed by its model thread"):
+        engine.submit(own.requests[0]).result()
 
 
 def rows_alive() -> int:

@@ -280,6 +280,13 @@ LAWS = (
         "rows_share_rounds",
     ),
     LawMutant(
+        "what was being worked on is lost",
+        "engine/groups.py",
+        "                member.stream.close(error)\n            raise\n",
+        "                pass\n            raise\n",
+        "no_reader_waits_for_ever",
+    ),
+    LawMutant(
         "the round launched ahead is not taken back",
         "engine/rounds.py",
         "            self.target.resolve([0] * len(self.rows))\n",

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -514,6 +516,30 @@ def rows_share_rounds(world: World) -> None:
     assert result.verdict == "equal"
     (claim,) = world["parity.runner"].group_claims([result])
     assert claim.met
+
+
+def no_reader_waits_for_ever(world: World) -> None:
+    """A row whose group fails in a way that ends the engine has its stream ended, too."""
+
+    def fail(_: Any) -> None:
+        raise MemoryError("none left")
+
+    target = world["engine.target"].Target.load(fixtures.target_dir("dense"))
+    engine = world["engine.service"].Engine(target, on_round=fail)
+    stream = engine.submit(world["engine.values"].Request((1, 2, 3), 4))
+    with contextlib.suppress(MemoryError):
+        while engine.turn():
+            pass
+    # Else it would give the tokens that came before, and then wait.
+    timer = threading.Timer(5, stream.close)
+    timer.start()
+    try:
+        with pytest.raises(MemoryError):
+            stream.result()
+    except RuntimeError as error:
+        raise AssertionError("the stream does not say what has happened") from error
+    finally:
+        timer.cancel()
 
 
 def _claim(world: World, **company: int) -> Any:
