@@ -179,6 +179,7 @@ class Engine:
             with self._changed:
                 self._closed = True
             self._end(error)
+            self._tiers.flush()  # what is kept of others is not to blame
             raise
         finally:
             # MLX aborts the process at its end if a thread is gone whose streams are not.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import subprocess
 import sys
+import threading
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import accumulate
@@ -12,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from engine import Engine, Finish, Limits, Request, Sampling, Stream, generate
+from engine import Engine, Finish, GroupRound, Limits, Request, Sampling, Stream, generate
 from engine.cache.inspect import look
 from engine.tiers import Tiers, open_tiers
 from tests.engine.conftest import last
@@ -158,6 +159,24 @@ def test_resume_of_a_seed_that_was_drawn(tmp_path: Path) -> None:
     assert finish.seed is not None
     seeded = replace(request, sampling=replace(request.sampling, seed=finish.seed))
     assert same_stream(finish, last(list(generate(target, seeded))))
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_what_an_engine_kept_outlives_its_failure(tmp_path: Path) -> None:
+    """`durable`: also when its model thread dies of a host's callback."""
+    own, failing = pool("dense", "off"), threading.Event()
+
+    def on_round(_: GroupRound) -> None:
+        if failing.is_set():
+            raise MemoryError("none left")
+
+    tiers = open_tiers(own.target, ssd=tmp_path)
+    with Engine(own.target, tiers=tiers, on_round=on_round) as engine:
+        engine.submit(own.requests[3]).result()
+        failing.set()
+        with pytest.raises(MemoryError):
+            engine.submit(own.requests[4]).result()
+    assert {seen.problem for seen in look(tmp_path, verify=True)} == {""}
 
 
 def test_ctrl_c_at_any_moment_of_closing(tmp_path: Path) -> None:
