@@ -18,7 +18,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from typer.exceptions import TyperException
 
 from .cache.cli import app as cache_app
+from .cache.files import Files
 from .cache.identity import Memo
+from .cache.shelf import open_or_make
 from .drafters.registry import CONFIDENT, KINDS, default_drafter, open_drafter
 from .drafters.source import DraftProvider
 from .errors import BadInput
@@ -155,8 +157,9 @@ def _memo(folder: Path) -> Memo:
         BadInput: there cannot be such a folder.
     """
     try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    except FileExistsError as error:
+        files = Files()
+        files.close(open_or_make(files, os.path.abspath(folder)))
+    except NotADirectoryError as error:
         raise BadInput(f"--ssd-cache {folder} is not a folder") from error
     except OSError as error:
         raise BadInput(f"--ssd-cache {folder}: {error.strerror}") from error

@@ -24,6 +24,9 @@ from .values import Request, Sampling
 
 log = logging.getLogger(__name__)
 
+KEY_WORDS = 2
+"""Of 32 bits, in one of mlx's random keys."""
+
 
 @dataclass(frozen=True, slots=True)
 class Unfinished:
@@ -63,7 +66,7 @@ class Generations:
         whatever happens to this process; if not `at_once`, once that has been written.
         """
         going = rounds.rows[row]
-        if self._ssd is None or going.end is not None or len(going.held) <= len(request.prompt):
+        if self._ssd is None or not _goes_on(going) or len(going.held) <= len(request.prompt):
             return False
         rounds.close()
         try:
@@ -100,26 +103,27 @@ class Generations:
         if self._ssd is None:
             return None
         namespace = namespace_of(target, drafter)
-        found = self._ssd.unfinished(
-            as_tokens(request.prompt), _key(target, request, depth, namespace), namespace
-        )
-        if found is None:
-            return None
-        kept, generation = found
-        sampling = request.sampling
+        key = _key(target, request, depth, namespace)
         try:
+            found = self._ssd.unfinished(as_tokens(request.prompt), key, namespace)
+            if found is None:
+                return None
+            kept, generation = found
+            sampling = request.sampling
             journal = Journal.from_text(generation.journal)
             journal.require(prompt, kept.tokens.tolist(), generation.pending)
             if not sampling.greedy:
                 sampling = replace(sampling, seed=generation.seed)
             samplers = make_row_sampling(target, sampling)
             if sampling.rng == "sequential" and not sampling.greedy:
-                if generation.rng is None:
+                if generation.rng is None or len(generation.rng) != KEY_WORDS:
                     raise BadInput("a sequential generation was kept without its chain of keys")
                 samplers.chains = (mx.array(generation.rng, dtype=mx.uint32),)
             start = started(target, drafter, samplers, kept.stored, kept.checkpoints)
-        except BadInput as error:
+        except Exception as error:
             log.warning("an unfinished generation begins anew: %s", error)
+            if not isinstance(error, OSError | MemoryError):
+                self._ssd.finished(key)
             return None
         return Unfinished(start, sampling, samplers, journal)
 

@@ -100,6 +100,7 @@ class Groups:
 
     def suspend(self) -> int:
         """Keep what has been generated and not ended; how many requests can go on later."""
+        self._drop_cancelled()
         return sum(
             self._suspend(group, r, at_once=True)
             for group in self._groups.values()
@@ -126,8 +127,9 @@ class Groups:
         for r, member in enumerate(group.members):
             held = len(member.row.held)
             last = max(member.checkpointed, len(member.prompt.tokens))
-            if held - last >= every and self._suspend(group, r, at_once=False):
-                member.checkpointed = held
+            if held - last >= every:
+                self._suspend(group, r, at_once=False)
+                member.checkpointed = held  # what fails would fail in the next round as well
 
     def close(self, error: BaseException) -> None:
         """End every request with that error."""

@@ -121,11 +121,22 @@ class Engine:
         return True
 
     def start(self) -> None:
-        """Start the model thread."""
+        """Start the model thread.
+
+        Raises:
+            BadInput: it has been started.
+            RuntimeError: the system has no thread to give.
+        """
+        if self._thread is not None:
+            raise BadInput("the engine has been started already")
         # Whatever interrupts `close`, or comes before it: the end of the process has it done.
         atexit.register(self.close)
         self._thread = threading.Thread(target=self._serve, name="model", daemon=True)
-        self._thread.start()
+        try:
+            self._thread.start()
+        except RuntimeError:
+            self._thread = None
+            raise
 
     def close(self) -> None:
         """End all requests and the thread; what a durable tier is to keep is then in its files.
@@ -170,9 +181,9 @@ class Engine:
                 had_turn, served = self.turn(), self._tiers.serve()
                 if not (had_turn or served):
                     self._tiers.set_idle(True)
+                    self._tiers.demote()
                     with self._changed:
-                        if not self._changed.wait_for(self._has_work, self._tiers.demote_after_s):
-                            self._tiers.demote()
+                        self._changed.wait_for(self._has_work, self._tiers.demote_after_s)
                     self._tiers.set_idle(False)
             self._wind_up()
         except BaseException as error:

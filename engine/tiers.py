@@ -85,14 +85,11 @@ class Tiers:
         return self._cache.demote(self.demote_after_s)
 
     def flush(self, timeout_s: float | None = FLUSH_S) -> FlushReport | None:
-        """Make durable what is to be, and stop writing behind.
-
-        None: nothing is durable here, or even the report took longer than `timeout_s`.
-        """
+        """Make durable what is to be, and stop writing behind; None: nothing is durable here."""
         if self._ssd is None:
             return None
         self._writer, report = None, self._ssd.flush(timeout_s)
-        if report is not None and not report.durable:
+        if not report.durable:
             log.warning(
                 "not everything was written: %d states were, %d not in time, %d failed, %d lost",
                 report.flushed,
@@ -117,14 +114,14 @@ class Tiers:
         """
         if self._cache is not None:
             prompt.pauses = True
-            hit = self._cache.take(as_tokens(prompt.tokens), namespace_of(target, drafter))
-            if hit is not None:
-                try:
+            try:
+                hit = self._cache.take(as_tokens(prompt.tokens), namespace_of(target, drafter))
+                if hit is not None:
                     start = started(target, drafter, samplers, hit.stored, hit.checkpoints)
                     prompt.processed = prompt.cached = hit.count
                     return start
-                except Exception as error:
-                    log.warning("a kept state is not used: %s", error)
+            except Exception as error:
+                log.warning("a kept state is not used: %s", error)
         return Start(empty, None if drafter is None else drafter.open(samplers))
 
     def keep(

@@ -198,9 +198,9 @@ class Durability:
     def _make_durable(self, record: _Dirty, run_step: RunStep) -> bool | None:
         """Write a record if it is not durable, as `WriteDurably` does."""
         record.due_s = None
-        if self._is_durable(record.tokens, record.namespace):
-            return True
         try:
+            if self._is_durable(record.tokens, record.namespace):
+                return True
             return self._write(record.tokens, record.namespace, run_step)
         except Exception as error:
             log.warning("a prefix could not be made durable: %s", error)

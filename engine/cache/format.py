@@ -42,6 +42,9 @@ DIGITS = 32
 CHUNK = 1 << 20
 """Bytes hashed while they are still in the processor's cache from being read, or to be written."""
 
+UNHASHED = 1 << 28
+"""Bytes read at once where nobody hashes them; some systems give at most 2 GiB."""
+
 READERS = 3
 """Threads that read an entry of more than a chunk, a tensor each."""
 
@@ -116,7 +119,7 @@ def write_entry(
 def _write_tensor(files: Files, file: Descriptor, data: memoryview, offset: int) -> str:
     """Write a tensor there and return its hash."""
     hash_ = xxh3_128()
-    for chunk in _chunks(data):
+    for chunk in _chunks(data, CHUNK):
         hash_.update(chunk)
         write_all(files, file, chunk, offset)
         offset += len(chunk)
@@ -269,11 +272,8 @@ def _read_tensor(
     if into is not None and into.nbytes != tensor.nbytes:
         raise BadInput(f"{tensor.name}: room for {into.nbytes} bytes, not {tensor.nbytes}")
     hash_ = xxh3_128()
-    if into is None:
-        chunks = _passing(tensor.nbytes)
-    else:
-        chunks = iter([into]) if expected is None else _chunks(into)
-    for chunk in chunks:
+    count = UNHASHED if expected is None else CHUNK
+    for chunk in _passing(tensor.nbytes) if into is None else _chunks(into, count):
         if not read_all(files, file, chunk, offset):
             raise Damaged(f"the file ends inside {tensor.name}")
         offset += len(chunk)
@@ -291,5 +291,5 @@ def _passing(nbytes: int) -> Iterator[memoryview]:
         nbytes -= len(buffer)
 
 
-def _chunks(data: memoryview) -> Iterator[memoryview]:
-    return (data[at : at + CHUNK] for at in range(0, len(data), CHUNK))
+def _chunks(data: memoryview, count: int) -> Iterator[memoryview]:
+    return (data[at : at + count] for at in range(0, len(data), count))

@@ -235,8 +235,8 @@ class Keeper:
             self.shelf.remove_if_empty(record.folder)
         return True
 
-    def remove_damaged(self, folder: str, name: str, why: Damaged) -> None:
-        """Remove a file that is not what was stored."""
+    def remove_damaged(self, folder: str, name: str, why: Exception) -> None:
+        """Remove a file that is not what was stored, or of no use."""
         self.count("damaged")
         self.say("a damaged entry was removed", why)
         try:

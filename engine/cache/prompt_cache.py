@@ -12,6 +12,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import takewhile
 from typing import Protocol
 
 import mlx.core as mx
@@ -204,7 +205,7 @@ class PromptCache:
         What the colder tier does not take stays.
         """
         latest = self._clock() - idle_s
-        idle = [indexed for indexed, use in self._uses.items() if use.at_s <= latest]
+        idle = [one for one, _ in takewhile(lambda use: use[1].at_s <= latest, self._uses.items())]
         demoted = [indexed for indexed in idle if self._spill(indexed.entry)]
         for indexed in demoted:
             self._forget(indexed)

@@ -35,6 +35,28 @@ def folder_of(namespace: str) -> str:
     return sha256(namespace.encode()).hexdigest()
 
 
+def open_or_make(files: Files, path: str) -> Descriptor:
+    """A folder, open; it and those above it are made for good where they are missing."""
+    try:
+        return files.open_folder(path)
+    except FileNotFoundError:
+        with closing(files, open_or_make(files, os.path.dirname(path))) as above:
+            make_for_good(files, os.path.basename(path), above)
+        return files.open_folder(path)
+
+
+def make_for_good(files: Files, name: str, at: Descriptor) -> None:
+    """Make a folder that outlives a loss of power, or none: whoever finds it takes it for such."""
+    with contextlib.suppress(FileExistsError):
+        files.make_folder(name, at)
+    try:
+        files.sync_folder(at)
+    except OSError:
+        with contextlib.suppress(OSError):
+            files.remove_folder(name, at)
+        raise
+
+
 @dataclass(slots=True)
 class Temporary:
     """A locked file under a temporary name, in the open folder `at`.
@@ -101,40 +123,22 @@ class Shelf:
     def make(self, folder: str) -> None:
         """Make what is missing on the way to a namespace's folder, for good."""
         with contextlib.ExitStack() as stack:
-            try:
-                at = self.files.open_folder(self.root)
-            except FileNotFoundError:
-                self._make_root(self.root)
-                at = self.files.open_folder(self.root)
+            at = open_or_make(self.files, self.root)
             stack.enter_context(closing(self.files, at))
             for name in (self.fingerprint, folder):
                 try:
                     below = self.files.open_folder(name, at)
                 except FileNotFoundError:
-                    with contextlib.suppress(FileExistsError):
-                        self.files.make_folder(name, at)
-                    self.files.sync_folder(at)
+                    make_for_good(self.files, name, at)
                     below = self.files.open_folder(name, at)
                 at = stack.enter_context(closing(self.files, below))
-
-    def _make_root(self, path: str) -> None:
-        parent = os.path.dirname(path)
-        try:
-            above = self.files.open_folder(parent)
-        except FileNotFoundError:
-            self._make_root(parent)
-            above = self.files.open_folder(parent)
-        with closing(self.files, above):
-            with contextlib.suppress(FileExistsError):
-                self.files.make_folder(os.path.basename(path), above)
-            self.files.sync_folder(above)
 
     def temporary(self, folder: str, own_step: RunStep) -> Temporary:
         """A new file in a namespace's folder, which is made, in a step of its own, if need be."""
         for _ in range(ATTEMPTS):
-            own_step(partial(self.make, folder))
             # Others may clean up: remove an empty folder, or a file before it was locked.
             with contextlib.suppress(FileNotFoundError, BlockingIOError):
+                own_step(partial(self.make, folder))
                 return self._temporary(folder)
         raise OSError(f"a new file was lost {ATTEMPTS} times before it could be locked")
 

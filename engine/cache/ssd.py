@@ -10,7 +10,6 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ..errors import BadInput
 from .codecs import Decoder, encode
 from .durability import Durability, FlushReport
 from .entry import CalledOff, Entry, Generation, RunStep, Step, Tokens, at_once, in_step
@@ -73,10 +72,15 @@ class SSD:
 
     def fetch(self, tokens: Tokens, namespace: str) -> Kept | None:
         waiting, kept = self._waiting(tokens, namespace)
-        found = self.store.find(tokens, namespace)
-        if found is None or found.count <= waiting:
-            return kept
-        return self._restore(found.entry) or kept
+        tried: Entry | None = None
+        # What is found and of no use is removed, and the next one found; what cannot be read stays.
+        while (found := self.store.find(tokens, namespace)) is not None:
+            if found.count <= waiting or found.entry is tried:
+                break
+            tried = found.entry
+            if (restored := self._restore(tried)) is not None:
+                return restored
+        return kept
 
     def _waiting(self, tokens: Tokens, namespace: str) -> tuple[int, Kept | None]:
         """Of the states that are not written yet, the one that serves most of the tokens.
@@ -135,14 +139,11 @@ class SSD:
         self._writer.start()  # once its steps find their way
         return self._writer
 
-    def flush(self, timeout_s: float | None = FLUSH_S) -> FlushReport | None:
+    def flush(self, timeout_s: float | None = FLUSH_S) -> FlushReport:
         """Make everything durable, and end the writing thread if there is one."""
-        if self._writer is None:
-            return self._durability.flush(timeout_s)
-        writer = self._writer
-        report = writer.close(timeout_s)
+        report = None if self._writer is None else self._writer.close(timeout_s)
         self._writer = None
-        return report
+        return report or self._durability.flush(timeout_s)
 
     def _offer(self, item: _Item) -> bool:
         """Taken, if not written yet; False if it was to be written at once and could not be."""
@@ -218,6 +219,8 @@ class SSD:
                 return None
             stored, checkpoints = decoder.finish()
             return Kept(entry.namespace, entry.tokens, stored, checkpoints)
-        except BadInput as error:
-            log.warning("a stored state is not used: %s", error)
+        except (OSError, MemoryError):
+            raise
+        except Exception as error:
+            self.store.reject(entry, error)
             return None

@@ -151,6 +151,14 @@ class Store:
                 self._keeper.say("an entry could not be restored", error)
         return False
 
+    def reject(self, entry: Entry, why: Exception) -> None:
+        """Remove a found entry of which no state can be made: it would stand before all others."""
+        with self._lock:
+            record = self._catalog.record_of(entry)
+        if record is not None:
+            self._keeper.remove_damaged(record.folder, record.name, why)
+            self._keeper.forget(record)
+
     def _mark_used(self, record: Record, file: Descriptor) -> None:
         with self._lock:
             self._catalog.touch(record, self._keeper.tick())

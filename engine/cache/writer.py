@@ -67,7 +67,8 @@ class Writer:
     def close(self, timeout_s: float | None = None) -> FlushReport | None:
         """Write everything within that time, serving the steps meanwhile; then the thread is gone.
 
-        None: even the report took longer.
+        No step begins later, but the disk may take longer for the last one. None: the thread was
+        gone before, or ended by an error.
         """
         with self._changed:
             self._closing, self._timeout_s = True, timeout_s

@@ -225,6 +225,20 @@ def test_a_writer_that_raises_has_failed() -> None:
     assert durability.flush() == report(False, failed=1)
 
 
+def test_a_failing_look_at_the_disk_is_a_failed_record() -> None:
+    """And not the end of the thread that writes."""
+
+    def fail(*_: object) -> bool:
+        raise MemoryError("no")
+
+    looks = iter([fail])
+    durability = Durability(
+        lambda *_: next(looks, lambda *_: False)(), lambda *_: True, clock=lambda: 0.0
+    )
+    durability.schedule(ids([1]), "plain")
+    assert durability.flush() == report(False, failed=1)
+
+
 def test_only_so_many_records_are_remembered(tmp_path: Path) -> None:
     memory = Memory(tmp_path, max_records=3)
     for number in range(5):

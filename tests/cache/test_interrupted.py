@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import random
 import subprocess
 import sys
@@ -13,8 +14,21 @@ from pathlib import Path
 
 import pytest
 
-from engine import Engine, Finish, GroupRound, Limits, Request, Sampling, Stream, generate
+from engine import (
+    Engine,
+    Finish,
+    GroupRound,
+    Limits,
+    Request,
+    Sampling,
+    Stream,
+    generate,
+    generations,
+)
+from engine.cache.entry import Generation
 from engine.cache.inspect import look
+from engine.cache.prompt_cache import Kept
+from engine.cache.ssd import SSD
 from engine.tiers import Tiers, open_tiers
 from tests.engine.conftest import last
 from tests.engine.pools import PAIRS, Pool, drafter_of, pool, target_of
@@ -118,6 +132,85 @@ def test_a_cancelled_generation_is_not_to_go_on(tmp_path: Path) -> None:
     stream.cancel()
     engine.turn()
     assert not unfinished_in(tmp_path)
+
+
+def test_a_generation_that_was_cancelled_as_the_engine_closes_is_not_kept(tmp_path: Path) -> None:
+    """No turn comes between: its checkpoint goes, and none is made."""
+    own = pool("dense", "off")
+    request = replace(own.requests[4], max_tokens=24)
+    tiers = open_tiers(own.target, ssd=tmp_path, checkpoint_tokens=2)
+    engine, (stream,) = begun(own, [request], tiers, 1)
+    for _ in range(6):
+        engine.turn()
+    assert unfinished_in(tmp_path)
+    stream.cancel()
+    engine.close()
+    assert not unfinished_in(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("chain", "journal"),
+    [
+        ((1, 2), "[1, Infinity, 0, []]"),
+        ((1, 2), "[1, 1e400, 0, []]"),
+        ((1, 2), "[" * 100_000),
+        ((1, 2), "{}"),
+        ((-1, 2), None),
+        ((1, 1 << 40), None),
+        ((1, 2, 3), None),
+        ((), None),
+    ],
+)
+def test_a_checkpoint_of_no_use_is_removed(
+    chain: tuple[int, ...],
+    journal: str | None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """`resume`: the request begins anew, and says what it would say."""
+    own = Pool(target_of("dense"), None, (), ())
+    sampling = Sampling(temperature=1.0, seed=3, rng="sequential")
+    request = Request(tuple(own.target.encode("Name: ")), 24, sampling)
+    alone = last(list(generate(own.target, request)))
+    tiers = open_tiers(own.target, ram_bytes=0, ssd=tmp_path)
+    suspend = SSD.suspend
+
+    def altered(ssd: SSD, kept: Kept, generation: Generation) -> bool:
+        text = generation.journal
+        if journal is not None:
+            text = base64.b64encode(journal.encode()).decode()
+        return suspend(ssd, kept, replace(generation, rng=chain, journal=text))
+
+    monkeypatch.setattr(SSD, "suspend", altered)
+    engine, _ = begun(own, [request], tiers, 1)
+    for _ in range(6):
+        engine.turn()
+    engine.close()
+    monkeypatch.undo()
+    engine, (stream,) = begun(own, [request], open_tiers(own.target, ssd=tmp_path), 1)
+    while engine.turn():
+        pass
+    finish = stream.result()
+    assert same_stream(finish, alone)
+    assert finish.usage.resumed_tokens == 0
+    assert not unfinished_in(tmp_path)
+
+
+def test_a_checkpoint_that_fails_is_not_tried_again_every_round(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own, tried = pool("dense", "off"), []
+
+    def fails(*_: object) -> Kept:
+        tried.append(1)
+        raise MemoryError("none left")
+
+    tiers = open_tiers(own.target, ram_bytes=0, ssd=tmp_path, checkpoint_tokens=5)
+    monkeypatch.setattr(generations, "captured", fails)
+    engine, (stream,) = begun(own, [replace(own.requests[4], max_tokens=24)], tiers, 1)
+    while engine.turn():
+        pass
+    assert 1 < len(tried) <= len(stream.result().tokens) // 5
 
 
 @pytest.mark.parametrize("interrupted", [False, True])

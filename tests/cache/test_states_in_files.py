@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import shutil
 import threading
 import tracemalloc
+from dataclasses import replace
 from pathlib import Path
 
 import mlx.core as mx
@@ -13,7 +15,7 @@ import pytest
 from mlx_lm.models.cache import load_prompt_cache
 
 from engine.cache.codecs import CODEC, Decoder, encode
-from engine.cache.entry import Buffer, Generation, Identity, Step, TensorSpec
+from engine.cache.entry import Buffer, Generation, Identity, Reuse, Step, TensorSpec
 from engine.cache.header import generation_namespace
 from engine.cache.inspect import clean
 from engine.cache.prompt_cache import Kept
@@ -24,6 +26,7 @@ from engine.state.checkpoint import Attachment, Checkpoint, capture
 from engine.state.forms import Held
 from tests.engine.company import ids
 
+from .faults import Watch, at
 from .kinds import KINDS, fed, feed, restored, same_held, stored
 
 IDENTITY = Identity("model", "f" * 64, "7" * 64)
@@ -169,6 +172,37 @@ def test_what_others_removed_is_written_again(spilled: bool, whole: bool, tmp_pa
         assert report is not None
         assert report.durable
         assert len(list(tmp_path.rglob("*.safetensors"))) == 1
+
+
+def test_a_stored_state_that_is_of_no_use_gives_way(tmp_path: Path) -> None:
+    """It is removed, and what was behind it is found: else nothing would be, for ever."""
+    tokens = np.array(ids(9, 1), np.int32)
+    store = open_store(tmp_path)
+    useful = stored("sliding", fed("sliding", tokens[:6].tolist()))
+    assert store.put(*encode(useful, "plain", tokens[:6], [companion(6)]))
+    entry, read = encode(stored("dense", fed("dense", tokens.tolist())), "plain", tokens)
+    useless = replace(entry, layout=("nonsense:3",), reuse=Reuse(False))
+    assert store.put(useless, read)
+    ssd, prompt = SSD(open_store(tmp_path)), np.append(tokens, np.int32(3))
+    assert ssd.promises(prompt, "plain") == 9
+    kept = ssd.fetch(prompt, "plain")
+    assert kept is not None
+    assert len(kept.tokens) == 6
+    assert (ssd.promises(prompt, "plain"), ssd.store.counts.damaged) == (6, 1)
+    assert not ssd.store.would_find(tokens, "plain")
+    assert len(list(tmp_path.rglob("*.safetensors"))) == 1
+
+
+def test_what_cannot_be_read_now_is_a_miss_and_stays(tmp_path: Path) -> None:
+    """And is asked for once."""
+    tokens, watch = np.array(ids(9, 1), np.int32), Watch()
+    store = Store(tmp_path, IDENTITY, cap_bytes=1 << 30, codec=CODEC, files=watch.files())
+    assert store.put(*encode(stored("dense", fed("dense", tokens.tolist())), "plain", tokens))
+    prompt = np.append(tokens, np.int32(3))
+    with watch.failing(at(0, errno.EIO, on=True)):
+        assert SSD(store).fetch(prompt, "plain") is None
+    assert store.counts.misses == 1
+    assert SSD(store).fetch(prompt, "plain") is not None
 
 
 def unfinished(count: int) -> tuple[Kept, Generation]:

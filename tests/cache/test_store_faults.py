@@ -156,6 +156,43 @@ def test_what_is_not_synced_is_not_published(tmp_path: Path, name: str) -> None:
     assert len(files_in(tmp_path)) == len(OLD)
 
 
+@pytest.mark.parametrize("number", range(4))
+def test_a_folder_that_was_not_made_for_good_is_made_again(number: int, tmp_path: Path) -> None:
+    """`durable`: a later put is not acknowledged on a folder whose name is on no disk."""
+    watch, left = Watch(), itertools.count()
+    root = tmp_path / "a" / "b"
+    store = a_store(root, files=watch.files())
+
+    def fault(_: int, called: str) -> None:
+        if called == "sync_folder" and next(left) == number:
+            raise OSError(errno.EIO, "not on the disk")
+
+    with watch.failing(fault):
+        assert not put(store, NEW)
+    watch.log.clear()
+    assert put(store, NEW)
+    made = [call for call in watch.log if call[0] in ("make_folder", "sync_folder")]
+    assert [name for name, _, _ in made] == ["make_folder", "sync_folder"] * (4 - number) + [
+        "sync_folder"
+    ]
+
+
+def test_a_folder_that_goes_while_it_is_made_is_made_again(tmp_path: Path) -> None:
+    """Another process removes what is empty."""
+    watch = Watch()
+    store = a_store(tmp_path, files=watch.files())
+
+    def fault(_: int, called: str) -> None:
+        if called == "sync_folder":
+            for folder in tmp_path.glob("*/*"):
+                watch.fault = lambda number, name: None
+                folder.rmdir()
+
+    with watch.failing(fault):
+        assert put(store, NEW)
+    assert holds(store, NEW)
+
+
 def test_a_disk_that_can_only_be_read_serves_and_says_so_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

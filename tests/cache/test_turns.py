@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import shutil
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
+import numpy as np
 import pytest
 
 from engine import DraftProvider, Engine, Finish, Request, Target, open_drafter
+from engine.cache import prompt_cache
 from engine.tiers import Tiers, open_tiers
 from tests.engine.pools import OWN, PAIRS, drafter_of, spec_of, target_of
 from tests.engine.test_adapters import fresh, write_adapter
@@ -52,6 +55,39 @@ def test_the_second_turn_goes_on_after_a_restart(family: str, kind: str, tmp_pat
         kind,
     ) not in OWN:  # that layer's cache begins with a request, and a kept one goes on
         assert warm.rounds == cold.rounds
+
+
+def test_a_prompt_cache_that_fails_costs_a_hit_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    target = target_of("dense")
+    request = Request(tuple(target.encode("Name: Anna. Say it again: ")), 12)
+    tiers, cold = open_tiers(target), answer(target, request, Tiers())
+    answer(target, request, tiers)
+
+    def fails(*_: object) -> None:
+        raise RuntimeError("no memory")
+
+    monkeypatch.setattr(prompt_cache, "_hit", fails)
+    told = answer(target, request, tiers)
+    assert told.usage.cached_tokens == 0
+    assert told == cold
+
+
+def test_what_nobody_uses_leaves_the_memory_whatever_else_is_served(tmp_path: Path) -> None:
+    """Also where no pause is as long as the time after which it has to leave."""
+    target = target_of("dense")
+    old, others = (Request(tuple(target.encode(text)), 2) for text in ("Name: Anna.", "The end"))
+    tiers = open_tiers(target, ssd=tmp_path, demote_after_s=0.3)
+    cache = tiers._cache
+    assert cache is not None
+    with Engine(target, tiers=tiers) as engine:
+        engine.submit(old).result()
+        held = np.array(old.prompt[:-1], np.int32)
+        namespace = target.namespace()
+        deadline = time.monotonic() + 30
+        while cache.holding(held, namespace) is not None:
+            engine.submit(others).result()
+            time.sleep(0.1)
+            assert time.monotonic() < deadline
 
 
 def copied(folder: Path, tmp_path: Path) -> Path:

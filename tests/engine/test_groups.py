@@ -6,6 +6,7 @@ import asyncio
 import gc
 import itertools
 import random
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
@@ -419,6 +420,27 @@ def test_the_model_thread_cannot_close_its_engine() -> None:
     engine = Engine(own.target, on_round=lambda _: engine.close())
     with engine, pytest.raises(RuntimeError, match="cannot be closed by its model thread"):
         engine.submit(own.requests[0]).result()
+
+
+def test_an_engine_without_a_thread_can_be_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The end of the process does that, and must not wait for what never began."""
+    engine = Engine(pool("dense", "off").target)
+
+    def fails(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", fails)
+    with pytest.raises(RuntimeError, match="new thread"):
+        engine.start()
+    engine.close()
+
+
+def test_an_engine_is_started_once() -> None:
+    with (
+        Engine(pool("dense", "off").target) as engine,
+        pytest.raises(BadInput, match="started already"),
+    ):
+        engine.start()
 
 
 def rows_alive() -> int:
