@@ -42,7 +42,24 @@ CONFIDENCE_HELP = (
     f"0 to 1: cut a draft before its first token less sure than that ({', '.join(CONFIDENT)})"
 )
 
-app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+
+class ReaderGone(Exception):
+    """Whoever reads the output has seen enough. typer would call a BrokenPipeError a failure."""
+
+
+class Commands(typer.core.TyperGroup):
+    """The commands, whose output may be cut off."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError as error:
+            raise ReaderGone from error
+
+
+app = typer.Typer(
+    cls=Commands, add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False
+)
 app.add_typer(cache_app, name="cache")
 
 
@@ -84,7 +101,7 @@ def generate_command(
     kv_group_size: Annotated[int, typer.Option(help="32 | 64 | 128")] = 64,
     quantized_kv_start: Annotated[int, typer.Option(help="from this many tokens on")] = 5000,
     rows: Annotated[int, typer.Option(help="prompts decoded together")] = 8,
-    ssd_cache: Annotated[Path | None, typer.Option(help="folder that keeps states")] = None,
+    ssd_cache: Annotated[str | None, typer.Option(help="folder that keeps states")] = None,
     prompt_cache: Annotated[
         int | None, typer.Option(help="bytes of states kept in memory; 1 GiB with --ssd-cache")
     ] = None,
@@ -150,12 +167,14 @@ def generate_command(
                 print(json.dumps(_report(finish), ensure_ascii=False), flush=True)
 
 
-def _memo(folder: Path) -> Memo:
+def _memo(folder: str) -> Memo:
     """What the files of models hash to is remembered beside the states, in the tier's folder.
 
     Raises:
         BadInput: there cannot be such a folder.
     """
+    if not folder:
+        raise BadInput("--ssd-cache is empty; a folder is needed")
     try:
         files = Files()
         files.close(open_or_make(files, os.path.abspath(folder)))
@@ -163,7 +182,7 @@ def _memo(folder: Path) -> Memo:
         raise BadInput(f"--ssd-cache {folder} is not a folder") from error
     except OSError as error:
         raise BadInput(f"--ssd-cache {folder}: {error.strerror}") from error
-    return Memo(folder / "identities.json")
+    return Memo(Path(folder, "identities.json"))
 
 
 def _mounted(
@@ -289,9 +308,9 @@ def main() -> None:
     warnings.showwarning = lambda message, *_: print(f"warning: {message}", file=sys.stderr)
     try:
         code = app(standalone_mode=False)
-        sys.stdout.flush()
-    except BrokenPipeError:
-        # The reader (head, less) has seen enough; nothing may be flushed into the pipe any more.
+        print(end="", flush=True)
+    except (BrokenPipeError, ReaderGone):
+        # As head and less are; nothing may be flushed into the pipe any more.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(0)
     except OSError as error:

@@ -113,6 +113,8 @@ class Generations:
             journal = Journal.from_text(generation.journal)
             journal.require(prompt, kept.tokens.tolist(), generation.pending)
             if not sampling.greedy:
+                if sampling.seed not in (None, generation.seed):
+                    raise BadInput(f"it draws with seed {generation.seed}, not {sampling.seed}")
                 sampling = replace(sampling, seed=generation.seed)
             samplers = make_row_sampling(target, sampling)
             if sampling.rng == "sequential" and not sampling.greedy:

@@ -89,7 +89,7 @@ class Tiers:
         if self._ssd is None:
             return None
         self._writer, report = None, self._ssd.flush(timeout_s)
-        if not report.durable:
+        if report.pending or report.missing or report.dropped:  # what failed has been said
             log.warning(
                 "not everything was written: %d states were, %d not in time, %d failed, %d lost",
                 report.flushed,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import shutil
 import time
 from dataclasses import replace
@@ -14,6 +15,7 @@ import pytest
 
 from engine import DraftProvider, Engine, Finish, Request, Target, open_drafter
 from engine.cache import prompt_cache
+from engine.cache.files import Files
 from engine.tiers import Tiers, open_tiers
 from tests.engine.pools import OWN, PAIRS, drafter_of, spec_of, target_of
 from tests.engine.test_adapters import fresh, write_adapter
@@ -70,6 +72,26 @@ def test_a_prompt_cache_that_fails_costs_a_hit_only(monkeypatch: pytest.MonkeyPa
     told = answer(target, request, tiers)
     assert told.usage.cached_tokens == 0
     assert told == cold
+
+
+def test_a_full_disk_is_said_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """However many states it does not take, and at the end."""
+
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    target = target_of("dense")
+    requests = [Request(tuple(target.encode(text)), 12) for text in ("Name: Anna.", "The end")]
+    monkeypatch.setattr(Files, "write", full)
+    tiers = open_tiers(target, ssd=tmp_path, checkpoint_tokens=3)
+    with Engine(target, tiers=tiers) as engine:
+        for stream in [engine.submit(request) for request in requests]:
+            stream.result()
+    (said,) = caplog.messages
+    assert "No space left on device" in said
+    assert not [file for file in tmp_path.rglob("*") if file.is_file()]
 
 
 def test_what_nobody_uses_leaves_the_memory_whatever_else_is_served(tmp_path: Path) -> None:

@@ -221,6 +221,10 @@ def test_bad_input_is_one_line_and_exit_2(
         ((*good, "--adapter", "/nowhere"), "adapter folder /nowhere does not exist"),
         ((*good, "--adapter", str(tmp_path)), "has no adapter_config.json"),
         (
+            (*good, "--ssd-cache", ""),
+            "--ssd-cache is empty; a folder is needed",
+        ),
+        (
             (*good, "--ssd-cache", str(tmp_path), "--checkpoint-tokens", "0"),
             "--checkpoint-tokens must be at least 1, got 0",
         ),
@@ -301,6 +305,25 @@ def test_output_that_cannot_be_written_is_one_line() -> None:
             [*command, "--json"], stdout=full, stderr=subprocess.PIPE, text=True, timeout=60
         )
     assert (done.returncode, done.stderr) == (2, "error: cannot write: No space left on device\n")
+
+
+@pytest.mark.parametrize("flags", [(), ("--json",)], ids=["text", "json"])
+def test_a_reader_that_has_seen_enough_is_no_failure(flags: tuple[str, ...]) -> None:
+    """As `head`: exit 0, and nothing is said."""
+    command = [sys.executable, "-m", "engine", "generate", "--target", TARGET, *flags]
+    command += ["--prompt", "Name: Anna. Say it again: ", "--max-tokens", "48"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        assert (process.stderr.read(), process.wait(60)) == (b"", 0)
+
+
+def test_output_that_nobody_wants_is_no_failure() -> None:
+    """Closed by a shell's `>&-`."""
+    command = f"{sys.executable} -m engine generate --target {TARGET} --prompt x --json >&-"
+    done = subprocess.run(command, shell=True, stderr=subprocess.PIPE, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="macOS needs no compiler at run time")
