@@ -69,8 +69,8 @@ TIER = (
     LawMutant(
         "a new folder's name is not synced",
         "engine/cache/shelf.py",
-        "                    self.files.sync_folder(at)\n",
-        "",
+        "        files.sync_folder(at)\n",
+        "        pass\n",
         "crash_images",
     ),
     LawMutant(
