@@ -154,7 +154,8 @@ class Engine:
             self._changed.notify()
         if self._thread is not None:
             # First, since CPython 3.11 takes a `join` that was interrupted for the thread's end.
-            self._served.wait()
+            if self._thread.is_alive():  # which it is in no child of a fork
+                self._served.wait()
             self._thread.join()
         elif not self._served.is_set():
             self._wind_up()

@@ -6,6 +6,8 @@ import asyncio
 import gc
 import itertools
 import random
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -433,6 +435,21 @@ def test_an_engine_without_a_thread_can_be_closed(monkeypatch: pytest.MonkeyPatc
     with pytest.raises(RuntimeError, match="new thread"):
         engine.start()
     engine.close()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="macOS forbids most of what follows a fork")
+def test_a_child_of_a_fork_ends_without_the_thread_that_it_has_not() -> None:
+    """The end of the process closes what is open, and would wait for the parent's model thread."""
+    text = [
+        "import os, sys",
+        "from engine import Engine",
+        "from tests.engine.pools import pool",
+        "with Engine(pool('dense', 'off').target):",
+        "    if (child := os.fork()) == 0:",
+        "        sys.exit(7)",
+        "    sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))",
+    ]
+    assert subprocess.run([sys.executable, "-c", "\n".join(text)], timeout=60).returncode == 7
 
 
 def test_an_engine_is_started_once() -> None:

@@ -179,8 +179,8 @@ TIER = (
     LawMutant(
         "an interrupted wait is the thread's end",
         "engine/service.py",
-        "            self._served.wait()\n",
-        "",
+        "                self._served.wait()\n",
+        "                pass\n",
         "interrupted_while_it_closes",
     ),
 )
