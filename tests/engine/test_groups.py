@@ -410,7 +410,10 @@ def test_no_reader_waits_for_an_engine_that_is_gone(
         finally:
             for stream in streams:
                 stream.cancel()
-    assert any(failures) is (next(left) > times)
+    # Not every place is come by three times, and rows that have ended have nothing to lose.
+    assert any(failures) or times > 1 or where == "part_of"
+    for end, failure, alone in zip(ends, failures, own.alone, strict=False):
+        assert failure is not None or same(end.result(), alone)
     known = (MemoryError, GroupError, BadInput)
     assert all(failure is None or isinstance(failure, known) for failure in failures)
 
