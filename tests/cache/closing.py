@@ -59,7 +59,7 @@ def interrupted(tiers: Tiers, moment: int) -> bool:
     try:
         with Engine(target, tiers=tiers) as engine:
             engine.submit(Request(tuple(target.encode("Name: ")), 4)).result()
-            signal.setitimer(signal.ITIMER_REAL, 0.5)
+            signal.setitimer(signal.ITIMER_REAL, 2)
             sys.settrace(trip)
     except KeyboardInterrupt:
         sys.settrace(None)

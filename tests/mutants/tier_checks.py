@@ -132,8 +132,8 @@ def interrupted_while_it_closes(world: World) -> None:
     )
     engine.start()
     here = threading.get_ident()
-    threading.Timer(0.2, signal.pthread_kill, (here, signal.SIGINT)).start()
     with contextlib.suppress(KeyboardInterrupt):
+        threading.Timer(0.2, signal.pthread_kill, (here, signal.SIGINT)).start()
         engine.close()
     threading.Timer(0.2, go.set).start()
     for close in reversed(at_exit):
