@@ -107,18 +107,20 @@ class Catalog:
         place = self._places.setdefault(record.folder, {})
         assert record.name not in place
         if outline.generation is None:
-            namespace, tokens = outline.namespace, outline.tokens
-            same = [older.entry for older in self._index.same(namespace, tokens)] if newest else []
-            for added in (record, *same):
-                if added.indexed is not None:
-                    self._index.remove(added.indexed)
-                added.indexed = self._index.add(namespace, tokens, added.outline.reuse, added)
+            record.indexed = self._indexed(record)
+            for older in self._index.beside(record.indexed) if newest else []:
+                self._index.remove(older)
+                older.entry.indexed = self._indexed(older.entry)
         else:
             self._generations[outline.generation.key].append(record)
         place[record.name] = record
         self._records[record] = None
         self.nbytes += record.size
         self.touch(record, record.mtime_ns)
+
+    def _indexed(self, record: Record) -> Indexed[Record]:
+        outline = record.outline
+        return self._index.add(outline.namespace, outline.tokens, outline.reuse, record)
 
     def remove(self, record: Record) -> None:
         """Forget a record, if it is known."""

@@ -197,6 +197,10 @@ class PrefixIndex(Generic[E]):
         node, depth = _descend(self._roots[namespace], path)
         return list(node.here) if depth == node.depth == len(tokens) else []
 
+    def beside(self, indexed: Indexed[E]) -> list[Indexed[E]]:
+        """The other entries of an entry's tokens, in the order of addition."""
+        return [held for held in self._nodes[indexed].here if held is not indexed]
+
     def superseded(self, namespace: str, tokens: Tokens, reuse: Reuse) -> list[Indexed[E]]:
         """The entries that a newcomer makes needless: strict prefixes that it serves itself.
 
