@@ -6,10 +6,11 @@ tensor is handed on only after its own hash, unless the caller wants none.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import accumulate
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -42,11 +43,14 @@ DIGITS = 32
 CHUNK = 1 << 20
 """Bytes hashed while they are still in the processor's cache from being read, or to be written."""
 
-UNHASHED = 1 << 28
-"""Bytes read at once where nobody hashes them; some systems give at most 2 GiB."""
+PIECE = 4 << 20
+"""Bytes that one thread reads at once. The pieces are read in the file's order: disks want that."""
 
 READERS = 3
-"""Threads that read an entry of more than a chunk, a tensor each."""
+"""Threads that read an entry of more than a chunk, a piece each."""
+
+AHEAD = 8
+"""Pieces that are read, or being read, while one is hashed."""
 
 WINDOW = 8 << 20
 """Bytes that the system is told to bring to the disk before they are synced."""
@@ -242,7 +246,7 @@ def _fields(text: bytes, digest: str, *, unique: bool) -> tuple[dict[str, Any], 
 def read_tensors(
     files: Files, file: Descriptor, header: Header, room: Room = no_room, *, verify: bool = True
 ) -> None:
-    """Fill the memory given for the tensors, several at a time. All are read, wanted or not.
+    """Fill the memory given for the tensors, several pieces at a time. All are read, wanted or not.
 
     Raises:
         Damaged: the file ends early or, with `verify`, a tensor's bytes are not what was written.
@@ -250,45 +254,66 @@ def read_tensors(
         BadInput: the memory is not as long as the tensor.
         Exception: whatever `room` raised.
     """
-    tensors = header.entry.tensors
-    *starts, _ = accumulate((tensor.nbytes for tensor in tensors), initial=header.data_start)
-    hashes = header.hashes if verify else [None] * len(tensors)
-    jobs = list(zip(tensors, starts, room(tensors), hashes, strict=True))
+    entry = header.entry
+    hashes = {tensor.name: xxh3_128() for tensor in entry.tensors}
+    pieces = _pieces(header, room(entry.tensors))
+    read = partial(_read_piece, files, file)
     # However this ends, it ends after the threads that write into the memory.
     with ThreadPoolExecutor(READERS) as pool:
-        each = pool.map if header.entry.nbytes > CHUNK else map
-        for _ in each(lambda job: _read_tensor(files, file, *job), jobs):
-            pass
+        done = _ahead(pool, read, pieces) if entry.nbytes > CHUNK else map(read, pieces)
+        for piece in done:
+            if verify:
+                hashes[piece.name].update(piece.into)
+    for (name, hash_), expected in zip(hashes.items(), header.hashes, strict=True):
+        if verify and hash_.hexdigest() != expected:
+            raise Damaged(f"the bytes of {name} are not what was written")
 
 
-def _read_tensor(
-    files: Files,
-    file: Descriptor,
-    tensor: TensorSpec,
-    offset: int,
-    into: memoryview | None,
-    expected: str | None,
-) -> None:
-    if into is not None and into.nbytes != tensor.nbytes:
-        raise BadInput(f"{tensor.name}: room for {into.nbytes} bytes, not {tensor.nbytes}")
-    hash_ = xxh3_128()
-    count = UNHASHED if expected is None else CHUNK
-    for chunk in _passing(tensor.nbytes) if into is None else _chunks(into, count):
-        if not read_all(files, file, chunk, offset):
-            raise Damaged(f"the file ends inside {tensor.name}")
-        offset += len(chunk)
-        if expected is not None:
-            hash_.update(chunk)
-    if expected is not None and hash_.hexdigest() != expected:
-        raise Damaged(f"the bytes of {tensor.name} are not what was written")
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """Memory for a part of the tensor of that name, and where it stands in the file."""
+
+    name: str
+    into: memoryview
+    offset: int
+
+
+def _pieces(header: Header, memory: Sequence[memoryview | None]) -> Iterator[_Piece]:
+    """All of them, in the file's order; what nobody wants gets a little memory, for a while."""
+    tensors = header.entry.tensors
+    for tensor, into in zip(tensors, memory, strict=True):
+        if into is not None and into.nbytes != tensor.nbytes:
+            raise BadInput(f"{tensor.name}: room for {into.nbytes} bytes, not {tensor.nbytes}")
+    offset = header.data_start
+    for tensor, into in zip(tensors, memory, strict=True):
+        for chunk in _passing(tensor.nbytes) if into is None else _chunks(into, PIECE):
+            yield _Piece(tensor.name, chunk, offset)
+            offset += len(chunk)
 
 
 def _passing(nbytes: int) -> Iterator[memoryview]:
-    """One small piece of memory, again and again, for so many bytes that nobody wants."""
-    buffer = memoryview(bytearray(min(nbytes, CHUNK // READERS)))
-    while nbytes > 0:
-        yield buffer[:nbytes]
-        nbytes -= len(buffer)
+    """Memory for so many bytes, so little at a time that all that is read ahead is a chunk."""
+    count = CHUNK // (AHEAD + 1)
+    return (memoryview(bytearray(min(nbytes - at, count))) for at in range(0, nbytes, count))
+
+
+def _read_piece(files: Files, file: Descriptor, piece: _Piece) -> _Piece:
+    if not read_all(files, file, piece.into, piece.offset):
+        raise Damaged(f"the file ends inside {piece.name}")
+    return piece
+
+
+def _ahead(
+    pool: Executor, work: Callable[[_Piece], _Piece], jobs: Iterable[_Piece]
+) -> Iterator[_Piece]:
+    """`map` in a pool's threads, some jobs ahead of the one that is asked for."""
+    waiting: deque[Future[_Piece]] = deque()
+    for job in jobs:
+        if len(waiting) == AHEAD:
+            yield waiting.popleft().result()
+        waiting.append(pool.submit(work, job))
+    while waiting:
+        yield waiting.popleft().result()
 
 
 def _chunks(data: memoryview, count: int) -> Iterator[memoryview]:
