@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import logging
 import os
 import sys
 import warnings
@@ -19,7 +20,7 @@ from typer.exceptions import TyperException
 
 from .cache.cli import app as cache_app
 from .cache.files import Files
-from .cache.identity import Memo
+from .cache.identity import MEMO, Memo
 from .cache.shelf import open_or_make
 from .drafters.registry import CONFIDENT, KINDS, default_drafter, open_drafter
 from .drafters.source import DraftProvider
@@ -182,7 +183,7 @@ def _memo(folder: str) -> Memo:
         raise BadInput(f"--ssd-cache {folder} is not a folder") from error
     except OSError as error:
         raise BadInput(f"--ssd-cache {folder}: {error.strerror}") from error
-    return Memo(Path(folder, "identities.json"))
+    return Memo(Path(folder, MEMO))
 
 
 def _mounted(
@@ -299,13 +300,17 @@ def main() -> None:
     unless either comes again.
     """
     # Behind mlx-lm, which keeps transformers from advising to install other frameworks.
-    from transformers.utils import logging
+    from transformers.utils import logging as transformers_logging
 
-    logging.set_verbosity_error()  # about configurations that only a tokenizer is read with
+    # Its advice is about configurations that only a tokenizer is read with.
+    transformers_logging.set_verbosity_error()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # a terminal may know fewer characters
     warnings.showwarning = lambda message, *_: print(f"warning: {message}", file=sys.stderr)
+    said = logging.StreamHandler()
+    said.setFormatter(logging.Formatter("warning: %(message)s"))
+    logging.getLogger(__package__).addHandler(said)
     try:
         code = app(standalone_mode=False)
         print(end="", flush=True)
@@ -319,8 +324,8 @@ def main() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(2)
     except (BadInput, TyperException) as error:
-        said = error.format_message() if isinstance(error, TyperException) else str(error)
-        print(f"error: {' '.join(said.split())}", file=sys.stderr)
+        why = error.format_message() if isinstance(error, TyperException) else str(error)
+        print(f"error: {' '.join(why.split())}", file=sys.stderr)
         sys.exit(2)
     if code == 130:
         print("interrupted", file=sys.stderr)

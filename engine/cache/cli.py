@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -39,10 +40,10 @@ def list_command(folder: Folder, as_json: Json = False) -> None:
         cells = (
             row["entry"][:8],
             row["model"],
-            row["holds"] if not seen.problem else f"unreadable: {seen.problem}",
+            row["holds"] if seen.state == "whole" else f"{seen.state}: {seen.problem}",
             str(row["tokens"] or ""),
             _size(seen.size),
-            _age(time.time() - seen.used_s),
+            _age(time.time() - seen.used_s) if seen.used_s else "",
         )
         table.add_row(*(Text(_printable(cell)) for cell in cells))
     console = Console(width=None if Console().is_terminal else 160)
@@ -79,19 +80,19 @@ def show_command(
 
 @app.command("verify")
 def verify_command(folder: Folder, as_json: Json = False) -> None:
-    """Check every byte of every entry; exit 1 if one is damaged."""
+    """Check every byte of every entry; exit 1 if one is damaged, or cannot be read."""
     found = list(look(_there(folder), verify=True))
-    bad = [seen for seen in found if seen.problem]
+    bad = [seen for seen in found if seen.state != "whole"]
+    count = Counter(seen.state for seen in bad)
     if as_json:
-        rows = [{"file": str(s.place), "problem": s.problem, "damaged": s.damaged} for s in bad]
+        rows = [{"file": str(s.place), "state": s.state, "problem": s.problem} for s in bad]
         print(json.dumps({"entries": len(found), "problems": rows}, ensure_ascii=False))
     else:
         for seen in bad:
-            how = "damaged" if seen.damaged else "not read"
-            print(f"{how}: {seen.place}: {_printable(seen.problem)}")
-        damaged = sum(seen.damaged for seen in bad)
-        print(f"{_entries(len(found))}, {damaged} damaged, {len(bad) - damaged} not read")
-    if any(seen.damaged for seen in found):
+            print(f"{seen.state}: {seen.place}: {_printable(seen.problem)}")
+        counts = ", ".join(f"{count[state]} {state}" for state in ("damaged", "unread", "foreign"))
+        print(f"{_entries(len(found))}, {counts}")
+    if count["damaged"] or count["unread"]:
         raise typer.Exit(1)
 
 
@@ -101,7 +102,10 @@ def gc_command(
     max_bytes: Annotated[int | None, typer.Option(help="keep the most recent ones up to")] = None,
     as_json: Json = False,
 ) -> None:
-    """Remove files with damaged headers and what killed writers left; keep to --max-bytes."""
+    """Remove files with damaged headers and what killed writers left; keep to --max-bytes.
+
+    Exit 1 if something could not be looked at or removed.
+    """
     if max_bytes is not None and max_bytes < 0:
         raise BadInput(f"--max-bytes must be at least 0, got {max_bytes}")
     removed = clean(_there(folder), max_bytes=max_bytes)
@@ -111,7 +115,10 @@ def gc_command(
         print(
             f"removed {removed.damaged} damaged, {removed.orphans} left by writers, "
             f"{removed.evicted} above the cap; {_size(removed.freed_bytes)} of entries freed"
+            + (f"; {removed.failed} could not be looked at or removed" if removed.failed else "")
         )
+    if removed.failed:
+        raise typer.Exit(1)
 
 
 def _there(folder: Path) -> Path:
@@ -128,6 +135,7 @@ def _row(seen: Seen) -> dict[str, Any]:
         "file": str(seen.place),
         "bytes": seen.size,
         "used": round(seen.used_s, 3),
+        "state": seen.state,
         "problem": seen.problem,
         "model": "",
         "holds": "",

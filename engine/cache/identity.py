@@ -114,6 +114,10 @@ def namespace(
     return canonical({"adapter": adapter, "drafter": drafter, "kv": dict(kv or {})})
 
 
+MEMO = "identities.json"
+"""The file in a tier's folder in which artifacts' identities are remembered."""
+
+
 class FileState(NamedTuple):
     """What changes when a file is replaced or written to; `path` is the real one."""
 

@@ -8,43 +8,53 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal, TypeAlias
 
 from .files import Descriptor, Files, closing
 from .format import Header, read_header, read_tensors
+from .identity import MEMO
 from .keeper import is_gone
 from .shelf import Shelf
 from .strict import Damaged, Foreign
+
+State: TypeAlias = Literal["whole", "damaged", "foreign", "unread"]
 
 FINGERPRINT = re.compile("[0-9a-f]{32,128}")
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """One file. `problem` says why it is no entry, if it is none; `damaged` if it never will be.
+    """One file, or an unread folder: then `size` is 0, and so is `used_s`.
 
-    `place` is its path in the tier's folder, `used_s` when it was written or used last, in seconds
-    since 1970.
+    `state`: a `whole` entry, a `damaged` one, one that is `foreign`, for others to read, or what
+    is `unread` since a call failed; `problem` says why it is not whole. `place` is its path in the
+    tier's folder, `used_s` when it was written or used last, in seconds since 1970.
     """
 
     place: Path
     size: int
     used_s: float
     header: Header | None
+    state: State = "whole"
     problem: str = ""
-    damaged: bool = False
 
 
 def look(folder: Path, *, verify: bool = False) -> Iterator[Seen]:
     """Every entry in a tier's folder, by path. With `verify` every byte is checked.
 
     Raises:
-        OSError: the folder cannot be read.
+        OSError: the folder itself cannot be read.
     """
     for shelf in shelves(folder):
-        for below in sorted(_folders(shelf)):
+        try:
+            folders = sorted(shelf.folders())
+        except OSError as error:
+            yield from _unread(Path(shelf.fingerprint), error)
+            continue
+        for below in folders:
             yield from _entries(shelf, below, verify)
 
 
@@ -56,98 +66,121 @@ def shelves(folder: Path) -> list[Shelf]:
     return [Shelf(files, str(folder.absolute()), name) for name in names]
 
 
-def _folders(shelf: Shelf) -> list[str]:
-    """The namespaces' folders; none where something else stands in the place of theirs."""
+def _unread(place: Path, error: OSError) -> Iterator[Seen]:
+    """What stands there; nothing if it is gone, or if something else has our name."""
+    if not is_gone(error):
+        yield Seen(place, 0, 0.0, None, "unread", _why(error))
+
+
+def _why(error: OSError) -> str:
+    return error.strerror or str(error)
+
+
+def _entries(shelf: Shelf, below: str, verify: bool) -> Iterator[Seen]:
+    """What is in a namespace's folder."""
+    place = Path(shelf.fingerprint, below)
     try:
-        return shelf.folders()
+        with shelf.opened(below) as at:
+            for name in sorted(shelf.listed(at)[0]):
+                yield from _seen(shelf.files, name, at, place / name, verify)
     except OSError as error:
-        if not is_gone(error):
-            raise
-        return []
+        yield from _unread(place, error)
 
 
-def _entries(shelf: Shelf, below: str, verify: bool) -> list[Seen]:
-    """What is in a namespace's folder, if it is one and still there."""
-    found: list[Seen | None] = []
-    with _whatever_is_gone(), shelf.opened(below) as at:
-        for name in sorted(shelf.listed(at)[0]):
-            place = Path(shelf.fingerprint, below, name)
-            found.append(_seen(shelf.files, name, at, place, verify))
-    return [seen for seen in found if seen is not None]
-
-
-@contextlib.contextmanager
-def _whatever_is_gone() -> Iterator[None]:
-    """Others remove what is looked at, and names like ours may stand for something else."""
+def _seen(files: Files, name: str, at: Descriptor, place: Path, verify: bool) -> Iterator[Seen]:
+    """One file, if it is still there."""
+    header: Header | None = None
+    state: State = "whole"
+    problem = ""
     try:
-        yield
+        status = files.status_of(name, at)
     except OSError as error:
-        if not is_gone(error):
-            raise
-
-
-def _seen(files: Files, name: str, at: Descriptor, place: Path, verify: bool) -> Seen | None:
-    """None if the file is gone."""
+        yield from _unread(place, error)
+        return
     try:
         with closing(files, files.open(name, at)) as file:
             status = files.status(file)
-            size, used_s = status.size, status.mtime_ns / 1e9
-            header = None
-            try:
-                header = read_header(files, file, size)
-                if verify:
-                    read_tensors(files, file, header)
-            except Damaged as error:
-                return Seen(place, size, used_s, header, str(error), damaged=True)
-            except (Foreign, OSError) as error:
-                return Seen(place, size, used_s, header, str(error))
-            return Seen(place, size, used_s, header)
+            header = read_header(files, file, status.size)
+            if verify:
+                read_tensors(files, file, header)
+    except Damaged as error:
+        state, problem = "damaged", str(error)
+    except Foreign as error:
+        state, problem = "foreign", str(error)
     except OSError as error:
-        return None if is_gone(error) else Seen(place, 0, 0.0, None, str(error))
+        if is_gone(error):
+            return
+        state, problem = "unread", _why(error)
+    yield Seen(place, status.size, status.mtime_ns / 1e9, header, state, problem)
 
 
 @dataclass(frozen=True, slots=True)
 class Removed:
-    """What a clean-up has removed."""
+    """What a clean-up has removed; `failed` counts what could not be looked at or removed."""
 
     damaged: int = 0
     orphans: int = 0
     evicted: int = 0
     freed_bytes: int = 0
+    failed: int = 0
 
 
 def clean(folder: Path, *, max_bytes: int | None = None) -> Removed:
     """Remove damaged files and orphaned temporaries, then the least recently used above a cap.
 
     Raises:
-        OSError: the folder cannot be read, or a file not removed.
+        OSError: the folder itself cannot be read.
     """
-    orphans = damaged = evicted = freed = 0
-    by_name = {shelf.fingerprint: shelf for shelf in shelves(folder)}
-    for shelf in by_name.values():
-        for below in _folders(shelf):
-            with _whatever_is_gone(), shelf.opened(below) as at:
-                orphans += sum(shelf.remove_orphan(name, at) for name in shelf.listed(at)[1])
-    kept: list[Seen] = []
-    for seen in list(look(folder)):
-        if seen.damaged:
-            _remove(by_name, seen)
-            damaged, freed = damaged + 1, freed + seen.size
-        else:
-            kept.append(seen)
-    total = sum(seen.size for seen in kept)
-    for seen in sorted(kept, key=lambda one: one.used_s):
-        if max_bytes is None or total <= max_bytes:
+    ours = {shelf.fingerprint: shelf for shelf in shelves(folder)}
+    orphans = _remove_memos(folder) + sum(map(_remove_orphans, ours.values()))
+    seen = sorted(look(folder), key=lambda one: one.used_s)
+    failed = sum(one.state == "unread" for one in seen)
+    useless = [one for one in seen if one.state == "damaged"]
+    damaged = [one for one in useless if _removed(ours, one)]
+    failed += len(useless) - len(damaged)
+    evicted: list[Seen] = []
+    left = sum(one.size for one in seen if one.state != "damaged")
+    for one in seen:
+        if max_bytes is None or left <= max_bytes:
             break
-        _remove(by_name, seen)
-        total, evicted, freed = total - seen.size, evicted + 1, freed + seen.size
-    for shelf in by_name.values():
-        for below in _folders(shelf):
-            with contextlib.suppress(OSError):
+        if one.state == "damaged" or not one.size:
+            continue
+        if _removed(ours, one):
+            evicted.append(one)
+            left -= one.size
+        else:
+            failed += 1
+    for shelf in ours.values():
+        with contextlib.suppress(OSError):
+            for below in shelf.folders():
                 shelf.remove_if_empty(below)
-    return Removed(damaged, orphans, evicted, freed)
+    freed = sum(one.size for one in (*damaged, *evicted))
+    return Removed(len(damaged), orphans, len(evicted), freed, failed)
 
 
-def _remove(shelves_by_name: dict[str, Shelf], seen: Seen) -> None:
+def _remove_memos(folder: Path) -> int:
+    """Remove what was being written of remembered identities by whoever was killed."""
+    return sum(_tried(file.unlink) for file in folder.glob(f"{MEMO}.*.tmp"))
+
+
+def _remove_orphans(shelf: Shelf) -> int:
+    count = 0
+    with contextlib.suppress(OSError):
+        for below in shelf.folders():
+            with contextlib.suppress(OSError), shelf.opened(below) as at:
+                count += sum(shelf.remove_orphan(name, at) for name in shelf.listed(at)[1])
+    return count
+
+
+def _removed(ours: dict[str, Shelf], seen: Seen) -> bool:
     fingerprint, below, name = seen.place.parts
-    shelves_by_name[fingerprint].remove(below, name)
+    return _tried(lambda: ours[fingerprint].remove(below, name))
+
+
+def _tried(call: Callable[[], None]) -> bool:
+    """Whether it did what it does."""
+    try:
+        call()
+    except OSError:
+        return False
+    return True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -12,18 +13,27 @@ from typer.testing import CliRunner
 
 from engine.cache.cli import app
 from engine.cache.entry import AttachmentHeader, Entry, Identity, Reuse, TensorSpec
+from engine.cache.files import Files
+from engine.cache.identity import MEMO
 from engine.cache.inspect import Removed, clean, look
-from engine.cache.shelf import Shelf
+from engine.cache.shelf import Shelf, folder_of
 from engine.cache.store import Store
 
 FINGERPRINT = "a" * 64
 
 
-def put(folder: Path, model: str = "model", schema: str = "draft:1") -> Path:
+def put(
+    folder: Path,
+    model: str = "model",
+    schema: str = "draft:1",
+    *,
+    fingerprint: str = FINGERPRINT,
+    namespace: str = "n",
+) -> Path:
     """An entry's file."""
-    store = Store(folder, Identity(model, FINGERPRINT, "b" * 64), cap_bytes=1 << 20, codec="c")
+    store = Store(folder, Identity(model, fingerprint, "b" * 64), cap_bytes=1 << 20, codec="c")
     entry = Entry(
-        namespace="n",
+        namespace=namespace,
         tokens=np.arange(3, dtype=np.int32),
         codec="c",
         layout=("[/layout] [bold]",),
@@ -32,7 +42,7 @@ def put(folder: Path, model: str = "model", schema: str = "draft:1") -> Path:
         attachments=(AttachmentHeader(schema, {"k": ":boom: [/k]"}, ("0.0",)),),
     )
     assert store.put(entry, lambda spec: memoryview(b"four"))
-    (file,) = folder.rglob("*.safetensors")
+    (file,) = (folder / fingerprint / folder_of(namespace)).iterdir()
     return file
 
 
@@ -86,3 +96,77 @@ def test_what_others_remove_meanwhile_is_passed_over(
     monkeypatch.setattr(Shelf, "folders", folders)
     assert [tmp_path / seen.place for seen in look(tmp_path)] == [file]
     assert clean(tmp_path, max_bytes=0).evicted == 1
+
+
+def refuse(monkeypatch: pytest.MonkeyPatch, method: str, name: str) -> None:
+    """Have a call fail where it is about this name."""
+    real: Callable[..., int] = getattr(Files, method)
+
+    def call(files: Files, asked: str, *where: int) -> int:
+        if asked == name:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), asked)
+        return real(files, asked, *where)
+
+    monkeypatch.setattr(Files, method, call)
+
+
+def run(*command: str) -> tuple[int, str]:
+    done = CliRunner().invoke(app, command)
+    assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
+    return done.exit_code, done.stdout
+
+
+@pytest.mark.parametrize("unread", ["file", "namespace", "fingerprint"])
+def test_what_cannot_be_read_is_named_and_the_rest_is_shown(
+    unread: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    good, bad = put(tmp_path), put(tmp_path, fingerprint="c" * 64, namespace="other")
+    size = good.stat().st_size
+    place = {"file": bad, "namespace": bad.parent, "fingerprint": bad.parent.parent}[unread]
+    refuse(monkeypatch, "open" if unread == "file" else "open_folder", place.name)
+    seen = list(look(tmp_path, verify=True))
+    assert [(tmp_path / one.place, one.state) for one in seen] == [
+        (good, "whole"),
+        (place, "unread"),
+    ]
+    assert [one.size for one in seen] == [size, bad.stat().st_size if unread == "file" else 0]
+    assert ("0 s ago" in run("ls", str(tmp_path))[1].splitlines()[2]) == (unread == "file")
+    relative = place.relative_to(tmp_path)
+    assert run("verify", str(tmp_path)) == (
+        1,
+        f"unread: {relative}: Permission denied\n2 entries, 0 damaged, 1 unread, 0 foreign\n",
+    )
+    code, said = run("gc", str(tmp_path))
+    assert (code, said.rpartition("; ")[2]) == (1, "1 could not be looked at or removed\n")
+    assert good.exists()
+    assert bad.exists()
+
+
+def test_a_damaged_file_that_stays_is_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = put(tmp_path)
+    file.write_bytes(b"damaged")
+    refuse(monkeypatch, "remove", file.name)
+    assert clean(tmp_path) == Removed(failed=1)
+    monkeypatch.undo()
+    assert clean(tmp_path) == Removed(damaged=1, freed_bytes=7)
+
+
+def test_an_entry_that_stays_above_the_cap_is_counted_and_the_next_one_goes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    older, newer = put(tmp_path), put(tmp_path, namespace="other")
+    os.utime(older, (1, 1))
+    refuse(monkeypatch, "remove", older.name)
+    size = newer.stat().st_size
+    assert clean(tmp_path, max_bytes=size) == Removed(evicted=1, freed_bytes=size, failed=1)
+    assert (older.exists(), newer.exists()) == (True, False)
+
+
+def test_what_a_killed_process_was_writing_of_identities_is_removed(tmp_path: Path) -> None:
+    memo, left = tmp_path / MEMO, tmp_path / f"{MEMO}.12345.tmp"
+    memo.write_text("{}")
+    left.write_text("{")
+    assert clean(tmp_path) == Removed(orphans=1)
+    assert (memo.exists(), left.exists()) == (True, False)

@@ -107,6 +107,20 @@ def test_text_streams_to_stdout_and_the_summary_to_stderr() -> None:
     assert done.stdout.strip()
 
 
+def test_trouble_with_kept_states_is_a_warning_and_no_other_text(tmp_path: Path) -> None:
+    asked = ("--target", TARGET, "--prompt", "Name: Anna. Say it again: ", "--max-tokens", "8")
+    first = run(*asked, "--ssd-cache", str(tmp_path))
+    files = list(tmp_path.rglob("*.safetensors"))
+    assert files
+    for file in files:
+        file.write_bytes(b"damaged")
+    second = run(*asked, "--ssd-cache", str(tmp_path))
+    assert (second.returncode, second.stdout) == (0, first.stdout)
+    (warned, summary) = second.stderr.splitlines()
+    assert warned.startswith("warning: a damaged entry was removed: ")
+    assert "rounds" in summary
+
+
 def test_a_prompt_file_gives_one_object_per_line(tmp_path: Path) -> None:
     file = tmp_path / "prompts.txt"
     file.write_text("\ufeffName: Anna.\r\n\nИмя:\u2028Анна.\n", encoding="utf-8", newline="")
