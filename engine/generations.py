@@ -66,10 +66,10 @@ class Generations:
         whatever happens to this process; if not `at_once`, once that has been written.
         """
         going = rounds.rows[row]
-        if self._ssd is None or not _goes_on(going) or len(going.held) <= len(request.prompt):
+        if self._ssd is None or not goes_on(going) or len(going.held) <= len(request.prompt):
             return False
-        rounds.close()
         try:
+            rounds.close()
             kept = captured(target, rounds.target, rounds.draft, row, going.held)
             chain = rounds.sampling.chains[row]
             generated = [*going.held[len(request.prompt) :], going.pending]
@@ -86,7 +86,7 @@ class Generations:
             )
             if at_once:
                 return self._ssd.suspend(kept, generation)
-            return self._ssd.checkpoint(kept, generation, lambda: _goes_on(going))
+            return self._ssd.checkpoint(kept, generation, lambda: goes_on(going))
         except Exception as error:
             log.warning("an unfinished generation is not kept: %s", error)
             return False
@@ -138,7 +138,8 @@ class Generations:
             self._ssd.finished(_key(target, request, depth, namespace))
 
 
-def _goes_on(row: Row) -> bool:
+def goes_on(row: Row) -> bool:
+    """Whether it has begun or will, and neither ended nor been cancelled."""
     return row.end is None and not row.cancelled
 
 

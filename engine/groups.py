@@ -12,12 +12,13 @@ Membership changes between forwards, and by assignment of new batches (see `batc
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from .batches import Batch, Kind, Member, Stage, fail, join, part_of, without
 from .errors import BadInput
+from .generations import goes_on
 from .prefill import CHUNK, Cohort
 from .rounds import Rounds
 from .tiers import Tiers
@@ -151,8 +152,15 @@ class Groups:
 
     def _admit(self) -> None:
         while self._waiting and self._has_room(self._waiting[0]):
-            self._enter(self._waiting[0])
-            self._waiting.popleft()
+            member = self._waiting[0]
+            try:
+                self._waiting.popleft()
+                self._enter(member)
+            except BaseException as error:
+                member.row.cancelled = True  # wherever it is by now
+                member.stream.close(error)
+                if not isinstance(error, Exception):
+                    raise
 
     def _enter(self, member: Member) -> None:
         """Begin with a request, or go on with it where it was interrupted."""
@@ -160,14 +168,10 @@ class Groups:
         # Where keys and values are converted depends on the chunks: each row has its own.
         alone = member.number if kind.target.quantizes else kind.alone
         kind = replace(kind, alone=alone)
-        try:
-            if (rounds := self._resume(kind, member)) is not None:
-                self._regroup(Batch(kind, rounds, (member,)))
-                return
-            cohort = self._begin(kind, member)
-        except Exception as error:
-            member.stream.close(error)
+        if (rounds := self._resume(kind, member)) is not None:
+            self._regroup(Batch(kind, rounds, (member,)))
             return
+        cohort = self._begin(kind, member)
         batch = Batch(kind, cohort, (member,))
         if any(cohort.lacking):
             join(self._cohorts, batch)
@@ -250,14 +254,21 @@ class Groups:
                 kind = group.kind
                 self._tiers.keep(kind.target, rounds.target, rounds.draft, r, row.held)
             if row.end not in (None, "failed"):
-                self._forget(member)
+                self._forget(member, group.members)
 
-    def _forget(self, member: Member) -> None:
-        """A generation that has ended, or that nobody wants, is not to go on."""
-        if member.checkpointed:
-            kind = member.kind
-            request = member.text.request
-            self._tiers.generations.finished(kind.target, kind.drafter, kind.depth, request)
+    def _forget(self, member: Member, beside: Sequence[Member] = ()) -> None:
+        """A generation that has ended, or that nobody wants, is not to go on.
+
+        `beside` are the members of its batch, if that is being worked on.
+        """
+        if not member.checkpointed:
+            return
+        for other in (*self._flying(), *beside):
+            if goes_on(other.row) and _same_generation(member, other):
+                other.checkpointed = other.checkpointed or 1  # it inherits what is stored
+                return
+        kind, request = member.kind, member.text.request
+        self._tiers.generations.finished(kind.target, kind.drafter, kind.depth, request)
 
     def _start(self, ready: Batch[Cohort]) -> None:
         """Rows whose prompts are done go into a group."""

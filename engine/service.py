@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import itertools
+import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
@@ -79,6 +80,7 @@ class Engine:
         self._inbox: list[Member] = []
         self._changed = threading.Condition()
         self._closed = False
+        self._process: int | None = None
         self._thread: threading.Thread | None = None
         self._served = threading.Event()
 
@@ -131,11 +133,12 @@ class Engine:
             raise BadInput("the engine has been started already")
         # Whatever interrupts `close`, or comes before it: the end of the process has it done.
         atexit.register(self.close)
+        self._process = os.getpid()
         self._thread = threading.Thread(target=self._serve, name="model", daemon=True)
         try:
             self._thread.start()
         except RuntimeError:
-            self._thread = None
+            self._thread = self._process = None
             raise
 
     def close(self) -> None:
@@ -149,13 +152,14 @@ class Engine:
         """
         if self._thread is threading.current_thread():
             raise RuntimeError("an engine cannot be closed by its model thread")
+        if self._process not in (None, os.getpid()):
+            return  # the child of a fork has neither the thread nor whoever holds the lock
         with self._changed:
             self._closed = True
             self._changed.notify()
         if self._thread is not None:
             # First, since CPython 3.11 takes a `join` that was interrupted for the thread's end.
-            if self._thread.is_alive():  # which it is in no child of a fork
-                self._served.wait()
+            self._served.wait()
             self._thread.join()
         elif not self._served.is_set():
             self._wind_up()

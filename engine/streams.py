@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -80,7 +81,7 @@ class Stream(Iterator[Event], AsyncIterator[Event]):
                 if self._has_news():
                     event = self._taken()
                     break
-                self._wake = lambda: loop.call_soon_threadsafe(news.set)
+                self._wake = lambda: _set(news, loop)
             await news.wait()
             news.clear()
         if event is None:
@@ -103,3 +104,9 @@ class Stream(Iterator[Event], AsyncIterator[Event]):
         wake, self._wake = self._wake, None
         if wake is not None:
             wake()
+
+
+def _set(news: asyncio.Event, loop: asyncio.AbstractEventLoop) -> None:
+    """Set an event of that loop, from any thread; if the loop is closed nobody waits any more."""
+    with contextlib.suppress(RuntimeError):
+        loop.call_soon_threadsafe(news.set)

@@ -221,8 +221,8 @@ class RoundTrace:
 class Usage:
     """Token counts as served: a terminal EOS and the tokens of a stop string count once each.
 
-    `cached_tokens` of the prompt were not processed: their state was kept. `resumed_tokens` of the
-    completion were generated before an interruption.
+    `cached_tokens` of the prompt were not processed when the generation began: their state was
+    kept. `resumed_tokens` of the completion were generated before an interruption.
     """
 
     prompt_tokens: int

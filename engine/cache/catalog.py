@@ -170,7 +170,10 @@ class Catalog:
         return list(self._generations.get(key, ()))
 
     def generation(self, prompt: Tokens, key: str, namespace: str) -> Record | None:
-        """The longest checkpoint of a generation from this prompt in this cache namespace."""
+        """The longest checkpoint of a generation from this prompt in this cache namespace.
+
+        Of equally long ones the newest.
+        """
         count = len(prompt)
         usable = [
             record
@@ -180,7 +183,7 @@ class Catalog:
             and generation.prompt_tokens == count < len(record.outline.tokens)
             and np.array_equal(record.outline.tokens[:count], prompt)
         ]
-        return max(usable, key=lambda record: len(record.outline.tokens), default=None)
+        return max(usable, key=lambda one: (len(one.outline.tokens), one.mtime_ns), default=None)
 
     def by_age(self) -> list[tuple[int, str, Record]]:
         """All records as a heap, the one unused for longest on top."""

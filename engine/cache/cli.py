@@ -19,7 +19,7 @@ from .inspect import Seen, clean, look
 
 app = typer.Typer(help="The files of a durable tier.", rich_markup_mode=None)
 
-Folder = Annotated[Path, typer.Argument(metavar="DIR", help="what --ssd-cache named")]
+Folder = Annotated[str, typer.Argument(metavar="DIR", help="what --ssd-cache named")]
 Json = Annotated[bool, typer.Option("--json", help="JSON instead of a table")]
 
 UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
@@ -40,17 +40,16 @@ def list_command(folder: Folder, as_json: Json = False) -> None:
         cells = (
             row["entry"][:8],
             row["model"],
-            row["holds"] if seen.state == "whole" else f"{seen.state}: {seen.problem}",
+            row["holds"] if seen.state == "readable" else f"{seen.state}: {seen.problem}",
             str(row["tokens"] or ""),
             _size(seen.size),
-            _age(time.time() - seen.used_s) if seen.used_s else "",
+            "" if seen.used_s is None else _age(time.time() - seen.used_s),
         )
         table.add_row(*(Text(_printable(cell)) for cell in cells))
-    console = Console(width=None if Console().is_terminal else 160)
     if found:
-        console.print(table)
+        _print(table)
     total = sum(seen.size for seen in found)
-    console.print(f"{_entries(len(found))}, {_size(total)}", highlight=False)
+    print(f"{_entries(found)}, {_size(total)}")
 
 
 @app.command("show")
@@ -70,19 +69,17 @@ def show_command(
     if as_json:
         print(json.dumps(row, ensure_ascii=False))
         return
-    console = Console(width=None if Console().is_terminal else 160)
     for key, value in row.items():
         for number, line in enumerate(value if isinstance(value, list) else [value]):
             said = line if isinstance(line, str) else json.dumps(line, ensure_ascii=False)
-            line = Text(f"{'' if number else key:14} {_printable(said)}")
-            console.print(line, soft_wrap=True)
+            print(f"{'' if number else key:14} {_printable(said)}")
 
 
 @app.command("verify")
 def verify_command(folder: Folder, as_json: Json = False) -> None:
     """Check every byte of every entry; exit 1 if one is damaged, or cannot be read."""
     found = list(look(_there(folder), verify=True))
-    bad = [seen for seen in found if seen.state != "whole"]
+    bad = [seen for seen in found if seen.state != "readable"]
     count = Counter(seen.state for seen in bad)
     if as_json:
         rows = [{"file": str(s.place), "state": s.state, "problem": s.problem} for s in bad]
@@ -91,7 +88,7 @@ def verify_command(folder: Folder, as_json: Json = False) -> None:
         for seen in bad:
             print(f"{seen.state}: {seen.place}: {_printable(seen.problem)}")
         counts = ", ".join(f"{count[state]} {state}" for state in ("damaged", "unread", "foreign"))
-        print(f"{_entries(len(found))}, {counts}")
+        print(f"{_entries(found)}, {counts}")
     if count["damaged"] or count["unread"]:
         raise typer.Exit(1)
 
@@ -100,6 +97,7 @@ def verify_command(folder: Folder, as_json: Json = False) -> None:
 def gc_command(
     folder: Folder,
     max_bytes: Annotated[int | None, typer.Option(help="keep the most recent ones up to")] = None,
+    verify: Annotated[bool, typer.Option("--verify", help="look for damage in every byte")] = False,
     as_json: Json = False,
 ) -> None:
     """Remove files with damaged headers and what killed writers left; keep to --max-bytes.
@@ -108,7 +106,7 @@ def gc_command(
     """
     if max_bytes is not None and max_bytes < 0:
         raise BadInput(f"--max-bytes must be at least 0, got {max_bytes}")
-    removed = clean(_there(folder), max_bytes=max_bytes)
+    removed = clean(_there(folder), max_bytes=max_bytes, verify=verify)
     if as_json:
         print(json.dumps(asdict(removed)))
     else:
@@ -121,11 +119,13 @@ def gc_command(
         raise typer.Exit(1)
 
 
-def _there(folder: Path) -> Path:
-    if not folder.is_dir():
-        wrong = "is not a folder" if folder.exists() else "does not exist"
+def _there(folder: str) -> Path:
+    if not folder:
+        raise BadInput("DIR is empty; a folder is needed")
+    if not Path(folder).is_dir():
+        wrong = "is not a folder" if Path(folder).exists() else "does not exist"
         raise BadInput(f"cache folder {folder} {wrong}")
-    return folder
+    return Path(folder)
 
 
 def _row(seen: Seen) -> dict[str, Any]:
@@ -134,7 +134,7 @@ def _row(seen: Seen) -> dict[str, Any]:
         "entry": seen.place.name.partition(".")[0],
         "file": str(seen.place),
         "bytes": seen.size,
-        "used": round(seen.used_s, 3),
+        "used": None if seen.used_s is None else round(seen.used_s, 3),
         "state": seen.state,
         "problem": seen.problem,
         "model": "",
@@ -174,8 +174,18 @@ def _printable(text: str) -> str:
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
-def _entries(count: int) -> str:
+def _entries(found: list[Seen]) -> str:
+    """How many there are, folders that could not be read left out."""
+    count = sum(seen.used_s is not None for seen in found)
     return f"{count} entr{'y' if count == 1 else 'ies'}"
+
+
+def _print(table: Table) -> None:
+    """Print it as every other text is: a reader that has gone is an error that `main` knows."""
+    console = Console(width=None if Console().is_terminal else 160)
+    with console.capture() as text:
+        console.print(table)
+    print(text.get(), end="")
 
 
 def _size(count: int) -> str:

@@ -211,7 +211,12 @@ class Durability:
 
         A record that is durable is forgotten, unless it was scheduled anew; any other stays dirty.
         """
-        if self._is_durable(record.tokens, record.namespace):
+        try:
+            durable = self._is_durable(record.tokens, record.namespace)
+        except Exception as error:
+            log.warning("it is not known whether a prefix is durable: %s", error)
+            return False
+        if durable:
             with self._lock:
                 if self._records.get(record.key) is record:
                     del self._records[record.key]

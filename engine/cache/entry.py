@@ -137,7 +137,10 @@ Read: TypeAlias = Callable[[TensorSpec], Buffer]
 """Gives a tensor's bytes. It is called once for each, in order, and only inside a write step."""
 
 Room: TypeAlias = Callable[[Sequence[TensorSpec]], Sequence[memoryview | None]]
-"""Gives memory for an entry's tensors, as many bytes as each has; None: it is not wanted."""
+"""Gives memory for an entry's tensors, as many bytes as each has; None: it is not wanted.
+
+The memory is good for as long as it or the `Room` is there.
+"""
 
 
 def no_room(tensors: Sequence[TensorSpec]) -> list[None]:

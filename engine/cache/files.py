@@ -75,6 +75,10 @@ class Files:
         """Hold the file until it is closed; BlockingIOError if another descriptor does."""
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
+    def duplicate(self, file: Descriptor) -> Descriptor:
+        """The same open file, to be closed by itself."""
+        return os.dup(file)
+
     def status(self, file: Descriptor) -> Status:
         return _status(os.fstat(file))
 

@@ -6,12 +6,13 @@ tensor is handed on only after its own hash, unless the caller wants none.
 
 from __future__ import annotations
 
+import contextlib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from xxhash import xxh3_128, xxh3_128_hexdigest
@@ -129,7 +130,8 @@ def _write_tensor(files: Files, file: Descriptor, data: memoryview, offset: int)
         offset += len(chunk)
         if (late := offset % WINDOW) < len(chunk):
             # The disk works while the next ones are hashed, and the sync at the end is short.
-            files.write_back(file, offset - late - WINDOW, WINDOW)
+            with contextlib.suppress(OSError):
+                files.write_back(file, offset - late - WINDOW, WINDOW)
     return hash_.hexdigest()
 
 
@@ -257,10 +259,11 @@ def read_tensors(
     entry = header.entry
     hashes = {tensor.name: xxh3_128() for tensor in entry.tensors}
     pieces = _pieces(header, room(entry.tensors))
-    read = partial(_read_piece, files, file)
-    # However this ends, it ends after the threads that write into the memory.
-    with ThreadPoolExecutor(READERS) as pool:
-        done = _ahead(pool, read, pieces) if entry.nbytes > CHUNK else map(read, pieces)
+    with (
+        _Source(files, files.duplicate(file), room) as source,
+        ThreadPoolExecutor(READERS) as pool,
+    ):
+        done = _ahead(pool, source, pieces) if entry.nbytes > CHUNK else map(source.read, pieces)
         for piece in done:
             if verify:
                 hashes[piece.name].update(piece.into)
@@ -293,27 +296,57 @@ def _pieces(header: Header, memory: Sequence[memoryview | None]) -> Iterator[_Pi
 
 def _passing(nbytes: int) -> Iterator[memoryview]:
     """Memory for so many bytes, so little at a time that all that is read ahead is a chunk."""
-    count = CHUNK // (AHEAD + 1)
+    count = CHUNK // (AHEAD + 2)
     return (memoryview(bytearray(min(nbytes - at, count))) for at in range(0, nbytes, count))
 
 
-def _read_piece(files: Files, file: Descriptor, piece: _Piece) -> _Piece:
-    if not read_all(files, file, piece.into, piece.offset):
-        raise Damaged(f"the file ends inside {piece.name}")
-    return piece
+@dataclass(slots=True)
+class _Source:
+    """What pieces are read from: whoever reads holds on to all that it touches.
+
+    A Ctrl-C can leave a thread that nobody waits for. It ends by itself, its file is a descriptor
+    of its own until then, and the memory is there as long as `room` is.
+    """
+
+    files: Files
+    file: Descriptor | None
+    room: Room
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None or issubclass(kind, Exception):
+            self._close()
+
+    def __del__(self) -> None:
+        self._close()
+
+    def _close(self) -> None:
+        file, self.file = self.file, None
+        if file is not None:
+            with contextlib.suppress(OSError):
+                self.files.close(file)
+
+    def read(self, piece: _Piece) -> _Piece:
+        assert self.file is not None
+        if not read_all(self.files, self.file, piece.into, piece.offset):
+            raise Damaged(f"the file ends inside {piece.name}")
+        return piece
 
 
-def _ahead(
-    pool: Executor, work: Callable[[_Piece], _Piece], jobs: Iterable[_Piece]
-) -> Iterator[_Piece]:
-    """`map` in a pool's threads, some jobs ahead of the one that is asked for."""
-    waiting: deque[Future[_Piece]] = deque()
-    for job in jobs:
-        if len(waiting) == AHEAD:
-            yield waiting.popleft().result()
-        waiting.append(pool.submit(work, job))
+def _ahead(pool: Executor, source: _Source, pieces: Iterable[_Piece]) -> Iterator[_Piece]:
+    """All pieces in order, each once it is read, while the next ones are being read."""
+    waiting: deque[Callable[[], _Piece]] = deque()
+    for piece in pieces:
+        if len(waiting) > AHEAD:
+            yield waiting.popleft()()
+        try:
+            waiting.append(pool.submit(source.read, piece).result)
+        except RuntimeError:  # no thread is to be had, or none any more: the process ends
+            waiting.append(partial(source.read, piece))
     while waiting:
-        yield waiting.popleft().result()
+        yield waiting.popleft()()
 
 
 def _chunks(data: memoryview, count: int) -> Iterator[memoryview]:

@@ -14,6 +14,7 @@ import json
 import os
 import stat
 import time
+import uuid
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -154,7 +155,7 @@ class Memo:
         # What another process has written meanwhile is kept.
         merged = {**_read_memo(self._file), **self._known}
         self._known = dict(list(merged.items())[-self.KEEP :])
-        temporary = self._file.with_name(f"{self._file.name}.{os.getpid()}.tmp")
+        temporary = self._file.with_name(f"{self._file.name}.{uuid.uuid4().hex}.tmp")
         try:
             flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW
             with open(os.open(temporary, flags, 0o600), "w", encoding="ascii") as out:

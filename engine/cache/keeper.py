@@ -151,6 +151,7 @@ class Keeper:
         except OSError as error:
             if is_gone(error):
                 self.forget(*self.known(folder).values())
+                self._settled.pop(folder, None)
                 with self.lock:
                     self._foreign.pop(folder, None)
             else:

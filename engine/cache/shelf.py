@@ -41,17 +41,17 @@ def open_or_make(files: Files, path: str) -> Descriptor:
         return files.open_folder(path)
     except FileNotFoundError:
         with closing(files, open_or_make(files, os.path.dirname(path))) as above:
-            make_for_good(files, os.path.basename(path), above)
+            _make_for_good(files, os.path.basename(path), above)
         return files.open_folder(path)
 
 
-def make_for_good(files: Files, name: str, at: Descriptor) -> None:
+def _make_for_good(files: Files, name: str, at: Descriptor) -> None:
     """Make a folder that outlives a loss of power, or none: whoever finds it takes it for such."""
     with contextlib.suppress(FileExistsError):
         files.make_folder(name, at)
     try:
         files.sync_folder(at)
-    except OSError:
+    except BaseException:
         with contextlib.suppress(OSError):
             files.remove_folder(name, at)
         raise
@@ -126,12 +126,11 @@ class Shelf:
             at = open_or_make(self.files, self.root)
             stack.enter_context(closing(self.files, at))
             for name in (self.fingerprint, folder):
-                try:
-                    below = self.files.open_folder(name, at)
-                except FileNotFoundError:
-                    make_for_good(self.files, name, at)
-                    below = self.files.open_folder(name, at)
-                at = stack.enter_context(closing(self.files, below))
+                with contextlib.suppress(FileExistsError):
+                    self.files.make_folder(name, at)
+                # Whoever made it may not have come to that yet, and never will if it was killed.
+                self.files.sync_folder(at)
+                at = stack.enter_context(closing(self.files, self.files.open_folder(name, at)))
 
     def temporary(self, folder: str, own_step: RunStep) -> Temporary:
         """A new file in a namespace's folder, which is made, in a step of its own, if need be."""

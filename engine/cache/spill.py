@@ -34,7 +34,7 @@ class Write(Protocol[T_contra]):
 
 @dataclass(frozen=True, slots=True)
 class SpillCounts:
-    """What waits or is being written now, and what became of the rest."""
+    """What waits or is being written now, and what became of the rest; `dropped` are lost."""
 
     pending: int
     nbytes: int
@@ -46,7 +46,8 @@ class SpillCounts:
 class SpillQueue(Generic[T]):
     """At most `cap_bytes` of items to be written, the one in flight included.
 
-    The newcomer is never dropped, however large, and neither is what is in flight.
+    The newcomer is never dropped, however large, and neither is what is in flight. What is dropped
+    although it `is_stored` already is not lost, and not counted.
 
     `offer`, `withdraw`, `items` and `counts` are for any thread and never wait. `run_one`
     is for the thread that writes; if another calls it as well they take turns.
@@ -55,10 +56,12 @@ class SpillQueue(Generic[T]):
         BadInput: a negative cap.
     """
 
-    def __init__(self, cap_bytes: int, write: Write[T]) -> None:
+    def __init__(
+        self, cap_bytes: int, write: Write[T], is_stored: Callable[[T], bool] = lambda item: False
+    ) -> None:
         if cap_bytes < 0:
             raise BadInput(f"cap_bytes must be at least 0, got {cap_bytes}")
-        self._cap_bytes, self._write = cap_bytes, write
+        self._cap_bytes, self._write, self._is_stored = cap_bytes, write, is_stored
         self._waiting: deque[tuple[T, int]] = deque()
         self._in_flight: tuple[T, int] | None = None
         self._nbytes = self._written = self._failed = self._dropped = 0
@@ -87,7 +90,9 @@ class SpillQueue(Generic[T]):
                 oldest, size = self._waiting.popleft()
                 dropped.append(oldest)
                 self._nbytes -= size
-                self._dropped += 1
+        lost = sum(not self._is_stored(item) for item in dropped)
+        with self._lock:
+            self._dropped += lost
 
     def withdraw(self, unwanted: Callable[[T], bool]) -> list[T]:
         """Forget the items that wait and are not wanted any more; these, and such a one in flight.

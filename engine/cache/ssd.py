@@ -51,7 +51,9 @@ class SSD:
 
     def __init__(self, store: Store) -> None:
         self.store = store
-        self._spill_queue: SpillQueue[_Item] = SpillQueue(SPILL_BYTES, self._write_item)
+        self._spill_queue: SpillQueue[_Item] = SpillQueue(
+            SPILL_BYTES, self._write_item, self._is_stored
+        )
         self._durability = Durability(
             store.would_find,
             self._write_dirty,
@@ -159,6 +161,10 @@ class SSD:
         """No checkpoint that waits or is being written is to take the place of what is next."""
         for item in self._spill_queue.withdraw(lambda item: item.key == key):
             item.called_off = True
+
+    def _is_stored(self, item: _Item) -> bool:
+        kept = item.kept
+        return item.key is None and self.store.has_durable_prefix(kept.tokens, kept.namespace)
 
     def _write_item(self, item: _Item, run_step: RunStep, /) -> bool | None:
         generation = item.generation

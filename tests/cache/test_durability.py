@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import shutil
 import tempfile
 import threading
 import time
 from pathlib import Path
 
+import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule
 
@@ -225,18 +227,23 @@ def test_a_writer_that_raises_has_failed() -> None:
     assert durability.flush() == report(False, failed=1)
 
 
-def test_a_failing_look_at_the_disk_is_a_failed_record() -> None:
-    """And not the end of the thread that writes."""
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_failing_look_at_the_disk_is_a_failed_record(number: int) -> None:
+    """Before the write or behind it, and not the end of the thread that writes."""
+    looks = itertools.count()
 
-    def fail(*_: object) -> bool:
-        raise MemoryError("no")
+    def look(*_: object) -> bool:
+        if next(looks) == number:
+            raise MemoryError("no")
+        return False
 
-    looks = iter([fail])
-    durability = Durability(
-        lambda *_: next(looks, lambda *_: False)(), lambda *_: True, clock=lambda: 0.0
-    )
+    durability = Durability(look, lambda *_: True, debounce_s=0.0, clock=lambda: 0.0)
     durability.schedule(ids([1]), "plain")
     assert durability.flush() == report(False, failed=1)
+    looks = itertools.count()
+    durability.schedule(ids([1]), "plain")
+    assert durability.step()
+    assert durability.dirty == 1
 
 
 def test_only_so_many_records_are_remembered(tmp_path: Path) -> None:

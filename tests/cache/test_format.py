@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import gc
 import json
+import os
 import struct
+import threading
 import time
 import tracemalloc
+import weakref
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -509,6 +514,63 @@ def test_a_failing_read_of_many_tensors_ends_after_the_others_do(tmp_path: Path)
         with pytest.raises(OSError, match="this one"):
             read_tensors(files, 0, header, memory)
         assert not files.reading
+
+
+def test_without_a_thread_to_be_had_it_reads_by_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As once the main thread has returned, or where the system has no more of them."""
+
+    def submit(*_: object) -> None:
+        raise RuntimeError("cannot schedule new futures after interpreter shutdown")
+
+    monkeypatch.setattr(ThreadPoolExecutor, "submit", submit)
+    written(tmp_path / "file", LONG)
+    assert read_back(tmp_path / "file")[1] == {
+        t.name: bytes(content(LONG, t)) for t in LONG.tensors
+    }
+
+
+def test_threads_that_nobody_waits_for_hold_on_to_what_they_touch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A Ctrl-C may come while they are waited for: their memory and their file stay theirs."""
+    path = tmp_path / "file"
+    header = written(path, LONG)
+    going, reads, descriptors = threading.Event(), [0], set[int]()
+
+    @dataclass(frozen=True)
+    class Slow(Files):
+        def read(self, file: int, into: memoryview, offset: int) -> int:
+            going.wait(10)
+            descriptors.add(file)
+            reads[0] += 1
+            return Files.read(self, file, into, offset)
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    files, memory, before = Slow(), Memory(), set(threading.enumerate())
+    owner = weakref.ref(memory)
+    file = os.open(path, os.O_RDONLY)
+    with monkeypatch.context() as patch:
+        patch.setattr(Future, "result", interrupted)
+        patch.setattr(ThreadPoolExecutor, "__exit__", interrupted)
+        with contextlib.suppress(KeyboardInterrupt):
+            read_tensors(files, file, header, memory)
+    os.close(file)
+    del memory
+    gc.collect()
+    assert owner() is not None
+    going.set()
+    for thread in set(threading.enumerate()) - before:
+        thread.join()
+    gc.collect()
+    assert reads[0] > 0
+    assert owner() is None
+    for descriptor in descriptors:
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.fstat(descriptor)
 
 
 def test_room_for_other_tensors_is_refused(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from engine import BadInput
 from engine.cache.cli import app
 from engine.cache.entry import AttachmentHeader, Entry, Identity, Reuse, TensorSpec
 from engine.cache.files import Files
@@ -126,15 +127,17 @@ def test_what_cannot_be_read_is_named_and_the_rest_is_shown(
     refuse(monkeypatch, "open" if unread == "file" else "open_folder", place.name)
     seen = list(look(tmp_path, verify=True))
     assert [(tmp_path / one.place, one.state) for one in seen] == [
-        (good, "whole"),
+        (good, "readable"),
         (place, "unread"),
     ]
     assert [one.size for one in seen] == [size, bad.stat().st_size if unread == "file" else 0]
-    assert ("0 s ago" in run("ls", str(tmp_path))[1].splitlines()[2]) == (unread == "file")
+    assert [one.used_s is None for one in seen] == [False, unread != "file"]
+    assert ("ago" in run("ls", str(tmp_path))[1].splitlines()[2]) == (unread == "file")
     relative = place.relative_to(tmp_path)
     assert run("verify", str(tmp_path)) == (
         1,
-        f"unread: {relative}: Permission denied\n2 entries, 0 damaged, 1 unread, 0 foreign\n",
+        f"unread: {relative}: Permission denied\n"
+        f"{'2 entries' if unread == 'file' else '1 entry'}, 0 damaged, 1 unread, 0 foreign\n",
     )
     code, said = run("gc", str(tmp_path))
     assert (code, said.rpartition("; ")[2]) == (1, "1 could not be looked at or removed\n")
@@ -165,8 +168,59 @@ def test_an_entry_that_stays_above_the_cap_is_counted_and_the_next_one_goes(
 
 
 def test_what_a_killed_process_was_writing_of_identities_is_removed(tmp_path: Path) -> None:
-    memo, left = tmp_path / MEMO, tmp_path / f"{MEMO}.12345.tmp"
-    memo.write_text("{}")
-    left.write_text("{")
+    memo, left, living = (tmp_path / f"{MEMO}{end}" for end in ("", ".1.tmp", ".2.tmp"))
+    for file in (memo, left, living):
+        file.write_text("{}")
+    os.utime(memo, (1, 1))
+    os.utime(left, (1, 1))
     assert clean(tmp_path) == Removed(orphans=1)
-    assert (memo.exists(), left.exists()) == (True, False)
+    assert [file.exists() for file in (memo, left, living)] == [True, False, True]
+
+
+@pytest.mark.parametrize("where", ["namespace", "fingerprint"])
+def test_an_entry_in_the_place_of_another_is_damaged(where: str, tmp_path: Path) -> None:
+    """As it is for a store, which removes it."""
+    file = put(tmp_path)
+    below = Path(FINGERPRINT, folder_of("other"))
+    place = tmp_path / (below if where == "namespace" else Path("c" * 64, file.parent.name))
+    place.mkdir(parents=True)
+    moved = file.rename(place / file.name)
+    (seen,) = look(tmp_path)
+    assert (seen.state, seen.problem) == ("damaged", f"of another {where} than its folder")
+    assert clean(tmp_path).damaged == 1
+    assert not moved.exists()
+
+
+def test_no_more_goes_than_is_above_the_cap_and_nothing_empty_is_left(tmp_path: Path) -> None:
+    files = [put(tmp_path, namespace=str(number)) for number in range(5)]
+    for number, file in enumerate(files):
+        os.utime(file, (number + 1, number + 1))
+    files[4].write_bytes(b"damaged")  # which takes no room from the others
+    left = files[0].with_name(f"{'1' * 32}.mlxkv.safetensors.tmp")
+    left.write_bytes(b"begun")
+    size = files[0].stat().st_size
+    removed = clean(tmp_path, max_bytes=2 * size)
+    assert removed == Removed(damaged=1, orphans=1, evicted=2, freed_bytes=2 * size + 7)
+    assert [file.exists() for file in files] == [False, False, True, True, False]
+    assert not left.exists()
+    assert [file.parent.exists() for file in files] == [False, False, True, True, False]
+
+
+def test_damage_behind_a_header_goes_if_every_byte_is_looked_at(tmp_path: Path) -> None:
+    file = put(tmp_path)
+    file.write_bytes(file.read_bytes()[:-1] + b"!")
+    assert clean(tmp_path) == Removed()
+    assert run("verify", str(tmp_path))[0] == 1
+    assert run("gc", str(tmp_path), "--verify")[0] == 0
+    assert not file.exists()
+
+
+@pytest.mark.parametrize("command", ["ls", "show", "verify", "gc"])
+def test_an_empty_name_is_not_the_current_folder(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    done = CliRunner().invoke(app, [command, "", *(["0"] if command == "show" else [])])
+    assert isinstance(done.exception, BadInput)
+    assert "DIR is empty" in str(done.exception)

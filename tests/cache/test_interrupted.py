@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
+import contextlib
 import random
 import subprocess
 import sys
@@ -15,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from engine import (
+    BadInput,
     Engine,
     Finish,
     GroupRound,
@@ -236,6 +239,31 @@ def test_a_generation_in_flight_is_nobody_elses(interrupted: bool, tmp_path: Pat
     assert not unfinished_in(tmp_path)
 
 
+def test_a_twin_inherits_what_is_stored(tmp_path: Path) -> None:
+    """Two equal requests in flight: when one is cancelled or ends, the other can still go on."""
+    target = target_of("dense")
+    own = Pool(target, None, (), ())
+    request = Request(tuple(target.encode("Name: ")), 40, Sampling(temperature=1.0))
+    tiers = open_tiers(target, ssd=tmp_path, checkpoint_tokens=6)
+    engine, (first,) = begun(own, [request], tiers, 3)
+    for _ in range(9):
+        engine.turn()
+    second = engine.submit(request)
+    engine.turn()
+    third = engine.submit(request)
+    engine.turn()
+    first.cancel()
+    engine.turn()
+    assert unfinished_in(tmp_path)
+    ended = [False, False]
+    while engine.turn():
+        now = [stream._closed for stream in (second, third)]
+        if now != ended and not all(now):
+            assert unfinished_in(tmp_path)
+        ended = now
+    assert not unfinished_in(tmp_path)
+
+
 def test_resume_of_a_seed_that_was_drawn(tmp_path: Path) -> None:
     """The draws go on with the seed of the first half, and the whole is what that seed gives."""
     target = target_of("dense")
@@ -270,6 +298,32 @@ def test_what_an_engine_kept_outlives_its_failure(tmp_path: Path) -> None:
         with pytest.raises(MemoryError):
             engine.submit(own.requests[4]).result()
     assert {seen.problem for seen in look(tmp_path, verify=True)} == {""}
+
+
+def left_alone(stream: Stream) -> None:
+    """A coroutine that waited for a stream, and whose loop has ended meanwhile."""
+
+    async def read() -> None:
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(anext(stream), 0.05)
+
+    asyncio.run(read())
+
+
+def test_a_reader_whose_loop_is_gone_keeps_nobody_from_closing(tmp_path: Path) -> None:
+    """`isolation`, `durable`: its own generation is kept, and the others are told."""
+    own = pool("dense", "off")
+    requests = [replace(own.requests[4], max_tokens=24), own.requests[3]]
+    engine, (gone, waits) = begun(own, requests, open_tiers(own.target, ssd=tmp_path), 1)
+    left_alone(gone)
+    for _ in range(6):
+        engine.turn()
+    left_alone(waits)
+    engine.close()
+    assert unfinished_in(tmp_path)
+    for stream in (gone, waits):
+        with pytest.raises(BadInput, match="the engine is closed"):
+            stream.result()
 
 
 def test_ctrl_c_at_any_moment_of_closing(tmp_path: Path) -> None:

@@ -59,6 +59,13 @@ def test_the_oldest_are_dropped_and_the_newcomer_never(cap: int, sizes: list[int
     assert written == model
 
 
+def test_what_is_dropped_and_stored_already_is_not_lost() -> None:
+    queue: SpillQueue[int] = SpillQueue(2, lambda item, _: True, lambda item: item % 2 == 0)
+    for number in range(7):
+        queue.offer(number, 1)
+    assert (queue.items, queue.counts.dropped) == ([5, 6], 2)
+
+
 def test_what_is_in_flight_counts_and_is_not_dropped() -> None:
     queue: SpillQueue[str]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import shutil
@@ -620,6 +621,28 @@ def test_a_generation_is_found_by_its_key_and_by_nothing_else(tmp_path: Path) ->
         for namespace in ("plain", entry.namespace):
             assert opened.find(ids([1, 2, 3, 4]), namespace) is None
             assert not opened.has_durable_prefix(ids([1, 2]), namespace)
+
+
+def test_of_equally_long_checkpoints_the_newest_goes_on(tmp_path: Path) -> None:
+    """There are such where a removal failed, or was undone by a crash."""
+    watch = Watch()
+    store = a_store(tmp_path, files=watch.files())
+
+    def fault(_: int, called: str) -> None:
+        if called == "remove":
+            raise OSError(errno.EIO, "not now")
+
+    for pending in (7, 8):
+        entry = unfinished("k", 2, [1, 2, 3])
+        assert entry.generation is not None
+        with watch.failing(fault):
+            assert put(store, replace(entry, generation=replace(entry.generation, pending=pending)))
+    assert store.counts.entries == 2
+    for opened in (store, a_store(tmp_path)):
+        found = opened.find_generation_checkpoint(ids([1, 2]), "k", "plain")
+        assert found is not None
+        assert found.generation is not None
+        assert found.generation.pending == 8
 
 
 def test_a_checkpoint_holds_more_than_its_prompt(tmp_path: Path) -> None:

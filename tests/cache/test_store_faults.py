@@ -171,10 +171,37 @@ def test_a_folder_that_was_not_made_for_good_is_made_again(number: int, tmp_path
         assert not put(store, NEW)
     watch.log.clear()
     assert put(store, NEW)
-    made = [call for call in watch.log if call[0] in ("make_folder", "sync_folder")]
-    assert [name for name, _, _ in made] == ["make_folder", "sync_folder"] * (4 - number) + [
-        "sync_folder"
-    ]
+    (file,) = files_in(root)
+    above = [tmp_path, root.parent][number:]
+    assert synced(watch) == {*above, root, file.parent.parent, file.parent}
+
+
+def synced(watch: Watch) -> set[Path]:
+    opened: dict[int, Path] = {}
+    found: set[Path] = set()
+    for name, arguments, result in watch.log:
+        if name == "open_folder":
+            path, *at = arguments
+            opened[result] = Path(path) if at in ([], [None]) else opened[at[0]] / path
+        elif name == "sync_folder":
+            found.add(opened[arguments[0]])
+    return found
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_a_folder_that_another_has_made_is_synced_before_a_put_is_acknowledged(
+    depth: int, tmp_path: Path
+) -> None:
+    """`durable`: the other one may have been killed between the two."""
+    watch = Watch()
+    first = a_store(tmp_path)
+    assert put(first, NEW)
+    (file,) = files_in(tmp_path)
+    place = file.parent
+    shutil.rmtree(place if depth == 2 else place.parent)
+    place.mkdir(parents=True)
+    assert put(a_store(tmp_path, files=watch.files()), NEW)
+    assert synced(watch) == {tmp_path, place.parent, place}
 
 
 def test_a_folder_that_goes_while_it_is_made_is_made_again(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
 from re import fullmatch
+from types import FrameType
 from typing import Any
 
 import mlx.core as mx
@@ -441,18 +442,32 @@ def test_an_engine_without_a_thread_can_be_closed(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="macOS forbids most of what follows a fork")
-def test_a_child_of_a_fork_ends_without_the_thread_that_it_has_not() -> None:
-    """The end of the process closes what is open, and would wait for the parent's model thread."""
-    text = [
-        "import os, sys",
-        "from engine import Engine",
-        "from tests.engine.pools import pool",
-        "with Engine(pool('dense', 'off').target):",
-        "    if (child := os.fork()) == 0:",
-        "        sys.exit(7)",
-        "    sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))",
-    ]
-    assert subprocess.run([sys.executable, "-c", "\n".join(text)], timeout=60).returncode == 7
+@pytest.mark.parametrize("held", [False, True])
+def test_a_child_of_a_fork_ends_without_the_thread_that_it_has_not(held: bool) -> None:
+    """The end of the process closes what is open, and would wait for the parent's model thread.
+
+    Or for another one that held the engine's lock.
+    """
+    program = f"""if True:
+        import os, sys, threading
+        from engine import Engine
+        from tests.engine.pools import pool
+        taken, waited = threading.Event(), threading.Event()
+        def hold(engine):
+            with engine._changed:
+                taken.set()
+                waited.wait(50)
+        with Engine(pool('dense', 'off').target) as engine:
+            if {held}:
+                threading.Thread(target=hold, args=[engine]).start()
+                taken.wait()
+            if (child := os.fork()) == 0:
+                sys.exit(7)
+            code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+            waited.set()
+        sys.exit(code)
+    """
+    assert subprocess.run([sys.executable, "-c", program], timeout=40).returncode == 7
 
 
 def test_an_engine_is_started_once() -> None:
@@ -524,3 +539,41 @@ def test_streams_can_be_read_in_threads_and_in_coroutines() -> None:
         unread = engine.submit(own.requests[9])
     with pytest.raises(BadInput, match="the engine is closed"):
         unread.result()
+
+
+@pytest.mark.parametrize("number", range(12))
+def test_a_host_that_is_interrupted_as_a_request_begins_goes_on_without_it(number: int) -> None:
+    """At each line of admitting it: its reader is told, and no other request is changed."""
+    own = pool("dense", "off")
+    engine = Engine(own.target, limits=Limits(rows=3))
+    before = engine.submit(own.requests[0])
+    engine.turn()
+    begins = engine.submit(own.requests[1])
+    lines = itertools.count()
+
+    def trace(frame: FrameType, event: str, _: object) -> Any:
+        if frame.f_code.co_name not in ("_admit", "_enter"):
+            return None
+        if event == "line" and next(lines) == number:
+            sys.settrace(None)
+            raise KeyboardInterrupt
+        return trace
+
+    sys.settrace(trace)
+    interrupted = False
+    try:
+        engine.turn()
+    except KeyboardInterrupt:
+        interrupted = True
+    finally:
+        sys.settrace(None)
+    after = engine.submit(own.requests[2])
+    while engine.turn():
+        pass
+    assert all(stream._closed for stream in (before, begins, after))
+    for stream, alone in ((before, own.alone[0]), (after, own.alone[2])):
+        assert same(stream.result(), alone)
+    try:
+        assert same(begins.result(), own.alone[1])
+    except KeyboardInterrupt:
+        assert interrupted

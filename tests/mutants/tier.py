@@ -8,7 +8,7 @@ TIER = (
     LawMutant(
         "tensor hashes are ignored",
         "engine/cache/format.py",
-        "if expected is not None and hash_.hexdigest() != expected:",
+        "if verify and hash_.hexdigest() != expected:",
         "if False:",
         "flipped_bits",
     ),
@@ -72,6 +72,27 @@ TIER = (
         "        files.sync_folder(at)\n",
         "        pass\n",
         "crash_images",
+    ),
+    LawMutant(
+        "the names of a store's own folders are not synced",
+        "engine/cache/shelf.py",
+        "                self.files.sync_folder(at)\n",
+        "",
+        "crash_images",
+    ),
+    LawMutant(
+        "a generation takes its twin's checkpoint along",
+        "engine/groups.py",
+        "            if goes_on(other.row) and _same_generation(member, other):\n",
+        "            if False:\n",
+        "one_of_twins_cancelled",
+    ),
+    LawMutant(
+        "a reader's closed loop ends the engine",
+        "engine/streams.py",
+        "    with contextlib.suppress(RuntimeError):\n",
+        "    with contextlib.nullcontext():\n",
+        "reader_whose_loop_is_gone",
     ),
     LawMutant(
         "the name comes before the bytes",
@@ -179,8 +200,8 @@ TIER = (
     LawMutant(
         "an interrupted wait is the thread's end",
         "engine/service.py",
-        "                self._served.wait()\n",
-        "                pass\n",
+        "            self._served.wait()\n",
+        "            pass\n",
         "interrupted_while_it_closes",
     ),
 )

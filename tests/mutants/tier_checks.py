@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import signal
 import tempfile
@@ -139,6 +140,43 @@ def interrupted_while_it_closes(world: World) -> None:
     for close in reversed(at_exit):
         close()
     assert ended, "the process would be gone by now"
+
+
+def one_of_twins_cancelled(world: World) -> None:
+    """`resume`: of two equal requests in flight, the one that stays is still kept."""
+    engine = world["engine"]
+    target = engine.Target.load(fixtures.target_dir("dense"))
+    request = engine.Request(tuple(target.encode("Name: ")), 40)
+    with tempfile.TemporaryDirectory() as folder:
+        tiers = world["engine.tiers"].open_tiers(target, ssd=folder, checkpoint_tokens=6)
+        host = engine.Engine(target, tiers=tiers)
+        first = host.submit(request)
+        for _ in range(9):
+            host.turn()
+        host.submit(request)
+        host.turn()
+        first.cancel()
+        host.turn()
+        seen = world["engine.cache.inspect"].look(Path(folder))
+        assert any(one.header.entry.generation for one in seen), "it could not go on after a kill"
+
+
+def reader_whose_loop_is_gone(world: World) -> None:
+    """`isolation`: a reader that is no longer there is no reason to fail."""
+    engine = world["engine"]
+    target = engine.Target.load(fixtures.target_dir("dense"))
+    host = engine.Engine(target)
+    stream = host.submit(engine.Request(tuple(target.encode("Name: ")), 4))
+
+    async def read() -> None:
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(anext(stream), 0.05)
+
+    asyncio.run(read())
+    try:
+        host.close()
+    except RuntimeError as error:
+        raise AssertionError("it cannot be closed") from error
 
 
 def another_geometry(world: World) -> None:
