@@ -126,6 +126,8 @@ class Groups:
         if (every := self._tiers.checkpoint_tokens) is None:
             return
         for r, member in enumerate(group.members):
+            if not goes_on(member.row):
+                continue
             held = len(member.row.held)
             last = max(member.checkpointed, len(member.prompt.tokens))
             if held - last >= every:

@@ -1,13 +1,13 @@
 """The SSD tier: entries that survive the process, in files that are their own database.
 
-A lookup asks what is known and makes no call. `restore` and `put` never raise what a disk, a file
-or a model's owner may do to them: they return False, and the tier is as it was.
+A lookup asks what is known and makes no call, but to remove a forgery that it meets. `restore` and
+`put` never raise what a disk, a file or a model's owner may do to them: they return False, and the
+tier is as it was.
 
-Any thread may call anything. `find`, `has_durable_prefix` and `counts` wait for nothing. `put`
-waits for the disk and for `run_step`; `would_find` and `remove_generation_checkpoints` for the
-disk. `restore` runs where `room` may run. Several processes may share a folder: what one of them
-has removed is a miss for the others, and what it has stored they see when they `rescan`, as every
-`put` does.
+Any thread may call anything. Lookups and `counts` wait for nothing else. `put` waits for the disk
+and for `run_step`; `would_find` and `remove_generation_checkpoints` for the disk. `restore` runs
+where `room` may run. Several processes may share a folder: what one of them has removed is a miss
+for the others, and what it has stored they see when they `rescan`, as every `put` does.
 """
 
 from __future__ import annotations
