@@ -1,4 +1,8 @@
-"""What a server offers, found out by asking: a refused field is not offered, and not an error."""
+"""What a server offers, found out by asking.
+
+A refused field is not offered, and not an error. A server that fails over one (see `Reply.broke`)
+ends the run: it may offer what it breaks off at.
+"""
 
 from __future__ import annotations
 
@@ -23,6 +27,9 @@ TEXTS = (
     "def f(x):\n    return {'x': x ** 2}\n\nf(",
 )
 """Texts that tokenizers of different models cut into different numbers of tokens."""
+
+STREAMED, TOGETHER = "streamed", "side by side"
+"""How something is asked, in complaints."""
 
 _NUM_PROBED = 4
 
@@ -49,8 +56,12 @@ class Endpoint:
         asked = {"model": self.model, name: prompt, "max_tokens": max_tokens, "temperature": 0}
         return {**asked, **fields}
 
-    def ask(self, http: Http, prompt: Any, max_tokens: int, *, stream: bool = False) -> Said:
+    def ask(
+        self, http: Http, prompt: Any, max_tokens: int, *, stream: bool = False, how: str = ""
+    ) -> Said:
         """A whole answer to `prompt`, a text or messages as requests carry them.
+
+        `how` it is asked is for complaints.
 
         Raises:
             Unusable: none came, or one that cannot be read.
@@ -58,7 +69,7 @@ class Endpoint:
         """
         fields = self.streamed if stream else self.optional
         assert fields is not None, "nothing is asked for in events that gives none"
-        reply = _post(http, self, prompt, max_tokens, **fields)
+        reply = _post(http, self, prompt, max_tokens, how, **fields)
         if (refusal := refused(reply)) is not None:
             raise http.complaint(reply.asked, refusal)
         return _read(http, reply, stream=stream)
@@ -102,12 +113,12 @@ def find(http: Http, accepted: Accepted, *, needs_chat: bool) -> Found:
     chat, no_chat = (None, "") if is_raw else (endpoint, "")
     if is_raw:
         asked = Endpoint(CHAT, bare.model)
-        no_chat = refused(_post(http, asked, TEXTS[0], 1)) or ""
+        no_chat = refused(_post(http, asked, TEXTS[0], 1, "as a chat")) or ""
         if not no_chat:
             chat = _negotiated(http, asked)[0] if needs_chat else asked
     answers = [endpoint.ask(http, text, 1) for text in TEXTS]
     counts = [(t, a.prompt_tokens) for t, a in zip(TEXTS, answers, strict=True)]
-    no_seed = refused(_post(http, endpoint, TEXTS[0], 1, seed=1))
+    no_seed = refused(_post(http, endpoint, TEXTS[0], 1, "with a seed", seed=1))
     no_concurrency = _two_at_once(http, endpoint)
     tells_reuse = any(answer.cached_tokens is not None for answer in (said, *answers))
     rows = (
@@ -140,33 +151,48 @@ def first_accepted(http: Http, model: str | None) -> Accepted:
     """The endpoint and model name that a server accepts first, before it is asked more.
 
     Raises:
-        Unusable: it is not there, or neither continues a text nor answers a chat.
+        Unusable: it is not there, fails, or neither continues a text nor answers a chat.
 
     """
     names = [(DEFAULT_MODEL, "accepted as mlx_lm.server's name of its model")]
     if model is not None:
         names = [(model, "as asked for")]
     refusals: dict[tuple[str, str], str] = {}
+    failed: list[str] = []
     for path in (RAW, CHAT):
         for name, note in names:
             asked = Endpoint(path, name)
-            refusal = refused(_post(http, asked, TEXTS[0], 1))
+            reply = _sent(http, asked, TEXTS[0], 1)
+            refusal = refused(reply)
             if refusal is None:
                 no_raw = next(iter(refusals.values())) if path == CHAT else ""
-                return Accepted(asked, note, no_raw)
+                return Accepted(asked, "; ".join((note, *failed)), no_raw)
             refusals[path, name] = refusal
             if model is None and len(names) == 1:
                 names += [(one, "the first of /v1/models") for one in _listed(http)[:1]]
+            if reply.broke:
+                # Some servers fail to load a model that they do not know, and a name may be a guess
+                # of ours; what they fail at under the last name, too, they do not just refuse.
+                if (name, note) == names[-1]:
+                    raise http.complaint(reply.asked, f"model {name!r}: {refusal}")
+                failed.append(f"as {name!r}: {refusal}")
     said = "; ".join(f"{path}, model {name!r}: {why}" for (path, name), why in refusals.items())
     raise http.complaint("asked for a text", said)
 
 
 def _listed(http: Http) -> list[str]:
-    """The models that a server names, if it does."""
+    """The models that a server names, if it does.
+
+    Raises:
+        Unusable: it fails at it.
+
+    """
     try:
         reply = http.get("/v1/models")
     except Unusable:  # it need not be able to say
         return []
+    if reply.broke:
+        raise http.complaint(reply.asked, str(reply.refused))
     data = reply.body.get("data") if isinstance(reply.body, dict) else None
     entries = data if isinstance(data, list) else []
     names = [entry.get("id") for entry in entries if isinstance(entry, dict)]
@@ -176,22 +202,23 @@ def _listed(http: Http) -> list[str]:
 def _negotiated(http: Http, bare: Endpoint) -> tuple[Endpoint, Said]:
     """An endpoint with every optional field it takes, and an answer to a request with them."""
     optional: dict[str, Any] = {}
-    said = _tried(http, bare, optional, {})
-    assert said is not None, "the bare request was accepted before"
+    said = bare.ask(http, TEXTS[0], _NUM_PROBED)
     # A number is what older completions take, a boolean what chats and mlx_lm.server take.
     wanted: dict[str, Any]
     for wanted in ({"logprobs": True}, {"logprobs": 1}):
-        more = _tried(http, bare, optional, wanted)
+        more = _tried(http, bare, optional, wanted, "with log-probabilities")
         if more is not None and more.logprobs is not None:
             said = more
             break
     if said.ids is None:
-        more = _tried(http, bare, optional, {"return_token_ids": True}, keep_if_ids=True)
+        more = _tried(
+            http, bare, optional, {"return_token_ids": True}, "with ids", keep_if_ids=True
+        )
         said = said if more is None or more.ids is None else more
     no_stream = ""
     for wanted in ({"stream": True, "stream_options": {"include_usage": True}}, {"stream": True}):
         fields = {**optional, **wanted}
-        reply = _post(http, bare, TEXTS[0], _NUM_PROBED, **fields)
+        reply = _post(http, bare, TEXTS[0], _NUM_PROBED, STREAMED, **fields)
         refusal = refused(reply)
         if refusal is None and reply.events is not None:
             _read(http, reply, stream=True)
@@ -205,11 +232,12 @@ def _tried(
     bare: Endpoint,
     optional: dict[str, Any],
     wanted: Mapping[str, Any],
+    how: str,
     *,
     keep_if_ids: bool = False,
 ) -> Said | None:
     """The answer to a request with `wanted` fields too, which are kept if they got something."""
-    reply = _post(http, bare, TEXTS[0], _NUM_PROBED, **optional, **wanted)
+    reply = _post(http, bare, TEXTS[0], _NUM_PROBED, how, **optional, **wanted)
     if refused(reply) is not None:
         return None
     said = _read(http, reply, stream=False)
@@ -222,14 +250,32 @@ def _two_at_once(http: Http, endpoint: Endpoint) -> str:
     """Why two requests at once are not served; empty if they are."""
 
     def ask(text: str) -> str | None:
-        return refused(_post(http, endpoint, text, _NUM_PROBED))
+        return refused(_post(http, endpoint, text, _NUM_PROBED, TOGETHER))
 
     refusals = at_once(partial(ask, text) for text in TEXTS[:2])
     return next((why for why in refusals if why is not None), "")
 
 
-def _post(http: Http, asked: Endpoint, prompt: Any, max_tokens: int, **fields: Any) -> Reply:
-    return http.post(asked.path, asked.body(prompt, max_tokens, **fields), about(prompt))
+def _post(
+    http: Http, asked: Endpoint, prompt: Any, max_tokens: int, how: str = "", **fields: Any
+) -> Reply:
+    """A reply that may be a refusal.
+
+    Raises:
+        Unusable: the server failed.
+
+    """
+    reply = _sent(http, asked, prompt, max_tokens, how, **fields)
+    if reply.broke:
+        raise http.complaint(reply.asked, str(refused(reply)))
+    return reply
+
+
+def _sent(
+    http: Http, asked: Endpoint, prompt: Any, max_tokens: int, how: str = "", **fields: Any
+) -> Reply:
+    what = about(prompt) + (f", {how}" if how else "")
+    return http.post(asked.path, asked.body(prompt, max_tokens, **fields), what)
 
 
 def about(prompt: Any) -> str:

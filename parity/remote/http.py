@@ -17,6 +17,9 @@ from parity.remote.sse import EventReader
 
 MAX_BYTES = 64 * 1024 * 1024
 DONE = "[DONE]"
+NOT_OFFERED = (501, 503)
+"""What of the 5xx says that a server cannot do something, or not now; the others are faults."""
+
 T = TypeVar("T")
 
 
@@ -33,6 +36,17 @@ class Reply:
     body: Any = None
     events: tuple[Any, ...] | None = None
     complete: bool = True
+
+    @property
+    def broke(self) -> bool:
+        """Whether the server failed at what was asked, which is not the same as refusing it.
+
+        An error may carry its status behind one of 200. One that comes behind the beginning of an
+        answer is a fault, whatever it says.
+        """
+        errors = [error_in(event) is not None for event in self.events or ()]
+        told = [_status_in(said) for said in (self.body, *(self.events or ()))]
+        return any(map(_is_fault, (self.status, *told))) or (any(errors) and not errors[0])
 
     @property
     def refused(self) -> str | None:
@@ -232,6 +246,17 @@ def error_in(body: Any) -> str | None:
         return None
     text = error if isinstance(error, str) else json.dumps(error)
     return excerpt(text.encode(errors="backslashreplace"))
+
+
+def _status_in(body: Any) -> int:
+    """The status that an error object carries; 0 if there is none."""
+    error = body.get("error") if isinstance(body, dict) else None
+    status = error.get("code") if isinstance(error, dict) else None
+    return status if isinstance(status, int) else 0
+
+
+def _is_fault(status: int) -> bool:
+    return status >= 500 and status not in NOT_OFFERED
 
 
 def excerpt(raw: bytes | bytearray) -> str:

@@ -10,7 +10,7 @@ from oracle.inprocess import Loaded
 from parity.asking import asked_of, encode
 from parity.cases import Case, Drafter, Prompted
 from parity.references import decodings
-from parity.remote.capabilities import Endpoint, Found
+from parity.remote.capabilities import STREAMED, TOGETHER, Endpoint, Found
 from parity.remote.http import Http, at_once
 from parity.remote.reading import Said
 from parity.remote.retokenize import map_onto
@@ -18,6 +18,8 @@ from parity.trace import Answer
 
 MAX_TOGETHER = 32
 """Requests under way at one time."""
+
+_HOW = {"stream": STREAMED, "together": TOGETHER, "again": "a second time"}
 
 
 @dataclass(slots=True)
@@ -99,6 +101,7 @@ class RemoteSubject:
             asked_of(case.prompt),
             case.max_tokens,
             stream=case.cell.style == "stream",
+            how=_HOW.get(str(case.cell.style), ""),
         )
 
     def endpoint(self, prompt: Prompted) -> Endpoint:

@@ -25,8 +25,10 @@ class Script:
     """What an altered server does.
 
     `change(request, answer)` edits an answer in place; `fails(request)` names a way to break off:
-    stall, drip, close, garbage, shape, events, error. Fields in `refuses` and paths in `lacks` get
-    an error. Without `upstream` every answer is the same.
+    stall, drip, close, garbage, shape, events, cut (an error in the middle of events), coded (an
+    error of 500 behind a status of 200), error; or a status. Fields in `refuses` and paths in
+    `lacks` get an error, `busy_status` who comes second to a server that does one thing at a time.
+    `models` are listed, or it is a `list_status`. Without `upstream` every answer is the same.
     """
 
     upstream: str | None = None
@@ -36,6 +38,9 @@ class Script:
     lacks: tuple[str, ...] = ()
     streams: bool = True
     one_at_a_time: bool = False
+    busy_status: int = 429
+    models: tuple[str, ...] = ()
+    list_status: int = 404
     seen: list[tuple[str, Body]] = field(default_factory=list)
     most_at_once: int = 0
     under_way: int = 0
@@ -83,7 +88,7 @@ def altered(script: Script) -> Iterator[str]:
             elif refused:
                 self.send(400, json.dumps({"error": f"unknown field {refused[0]}"}).encode())
             elif script.one_at_a_time and is_second:
-                self.send(429, b'{"error": {"message": "one at a time"}}')
+                self.send(script.busy_status, b'{"error": {"message": "one at a time"}}')
             elif (way := script.fails(request)) is not None:
                 self.break_off(way)
             else:
@@ -128,8 +133,14 @@ def altered(script: Script) -> Iterator[str]:
                 self.send(200, b'{"choices": 3}')
             elif way == "events":
                 self.send(200, b'data: {"choices": []}\n\ndata: {oops\n\n', "event")
+            elif way == "cut":
+                began = json.dumps({"choices": [{"text": "a", "finish_reason": None}]})
+                self.send(200, f'data: {began}\n\ndata: {{"error": "gone"}}\n\n'.encode(), "event")
+            elif way == "coded":
+                self.send(200, b'{"error": {"message": "out of memory", "code": 500}}')
             else:
-                self.send(500, b'{"error": {"message": "out of memory"}}')
+                status = int(way) if way.isdecimal() else 500
+                self.send(status, b'{"error": {"message": "out of memory"}}')
 
         def send(self, status: int, body: bytes, kind: str = "json") -> None:
             types = {"json": "application/json", "event": "text/event-stream"}
@@ -142,7 +153,9 @@ def altered(script: Script) -> Iterator[str]:
             self.send_header("Content-Length", str(length))
             self.end_headers()
 
-        do_GET = lambda self: self.send(404, b"{}")  # noqa: E731, N815 # http.server's name
+        def do_GET(self) -> None:
+            listed = {"data": [{"id": name} for name in script.models]}
+            self.send(200 if script.models else script.list_status, json.dumps(listed).encode())
 
     class Quiet(ThreadingHTTPServer):
         daemon_threads = True

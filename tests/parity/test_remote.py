@@ -443,11 +443,17 @@ def test_a_text_is_resumed_as_text(judge: Judge) -> None:
     judge(Script(change=drop_ids), "once", within=within)
 
 
-@pytest.mark.parametrize("style", ["once", "together"])
-def test_a_server_that_fails_on_a_case_ends_the_run_in_its_words(judge: Judge, style: str) -> None:
+@pytest.mark.parametrize(
+    ("style", "how"),
+    [("once", ""), ("stream", ", streamed"), ("together", ", side by side"), ("again", "")],
+)
+def test_a_server_that_fails_on_a_case_ends_the_run_in_its_words(
+    judge: Judge, style: str, how: str
+) -> None:
     """It is no finding: a server that broke off said nothing."""
     script = Script(fails=lambda request: "error" if request["max_tokens"] == NUM_TOKENS else None)
-    with pytest.raises(Unusable, match=r"prompt 'In Tolm .*status 500: out of memory"):
+    said = rf"prompt 'In Tolm [^,]*'{how}\): status 500: out of memory"
+    with pytest.raises(Unusable, match=said):
         judge(script, style)
 
 

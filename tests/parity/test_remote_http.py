@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,11 +14,11 @@ from hypothesis import strategies as st
 from parity.errors import BadInput, Unusable
 from parity.remote import http as limits
 from parity.remote.address import Address, address
-from parity.remote.capabilities import RAW, Endpoint, find, first_accepted
+from parity.remote.capabilities import RAW, Endpoint, Found, find, first_accepted
 from parity.remote.http import Http, base_of, error_in
 from parity.remote.reading import Unreadable, read_events, read_whole
 from parity.remote.sse import EventReader
-from tests.parity.altered import Script, altered
+from tests.parity.altered import Body, Script, altered
 
 SAID = {"choices": [{"text": "ab", "finish_reason": "stop"}]}
 
@@ -194,6 +195,93 @@ def test_refused_fields_are_not_asked_for_again() -> None:
     assert rows["seed"] == ("no", "status 400: unknown field seed")
     assert rows["log-probabilities"][0] == rows["ids in answers"][0] == "no"
     assert {"model", "prompt", "max_tokens", "temperature"} == script.seen[0][1].keys()
+
+
+QUESTIONS: dict[str, Callable[[Body], object]] = {
+    "streamed": lambda request: request.get("stream"),
+    "with log-probabilities": lambda request: request.get("logprobs"),
+    "with ids": lambda request: request.get("return_token_ids"),
+    "with a seed": lambda request: request.get("seed"),
+    "as a chat": lambda request: "messages" in request,
+}
+
+
+def probed(script: Script) -> Found:
+    """What a server that follows a script is found to offer."""
+    with altered(script) as url:
+        http = Http(url, 60.0)
+        return find(http, first_accepted(http, None), needs_chat=False)
+
+
+@pytest.mark.parametrize("status", ["500", "502"])
+@pytest.mark.parametrize("how", QUESTIONS)
+def test_a_server_that_fails_over_a_question_does_not_just_lack_it(how: str, status: str) -> None:
+    """mutants: a 5xx is taken for a refusal, its cases are left out and the run ends in 0."""
+    asks = QUESTIONS[how]
+    with pytest.raises(Unusable, match=rf"prompt .*, {how}\): status {status}: out of memory$"):
+        probed(Script(fails=lambda request: status if asks(request) else None))
+
+
+@pytest.mark.parametrize("status", ["400", "501", "503"])
+@pytest.mark.parametrize("how", QUESTIONS)
+def test_a_server_that_says_it_cannot_is_taken_at_its_word(how: str, status: str) -> None:
+    """Whatever it refuses, it is asked for the rest."""
+    asks = QUESTIONS[how]
+    found = probed(Script(fails=lambda request: status if asks(request) else None))
+    rows = {row.name: (row.value, row.note) for row in found.rows}
+    names = {"streamed": "streaming", "with a seed": "seed", "as a chat": "chat"}
+    if how in names:
+        assert rows[names[how]] == ("no", f"status {status}: out of memory")
+
+
+def test_a_server_that_fails_at_two_requests_at_once_does_not_just_lack_it() -> None:
+    """It crashed, and 429 and 503 are there to be said."""
+    with pytest.raises(Unusable, match=r"prompt .*, side by side\): status 500: one at a time"):
+        probed(Script(one_at_a_time=True, busy_status=500))
+    for status in (429, 503):
+        found = probed(Script(one_at_a_time=True, busy_status=status))
+        assert found.no_concurrency == f"status {status}: one at a time"
+
+
+@pytest.mark.parametrize(
+    ("way", "says"), [("cut", "an error event: gone"), ("coded", "status 200: out of memory")]
+)
+def test_a_failure_may_come_behind_a_status_of_200(way: str, says: str) -> None:
+    """Events that began are offered; and an error may carry the status that it would have had."""
+    with pytest.raises(Unusable, match=rf", streamed\): {says}"):
+        probed(Script(fails=lambda request: way if request.get("stream") else None))
+
+
+def test_a_server_that_fails_at_texts_is_not_asked_for_chats_instead() -> None:
+    """Only a name that was a guess of ours may fail, and that is told."""
+    with pytest.raises(Unusable, match=r"POST /v1/completions .*'default_model': status 500"):
+        probed(Script(fails=lambda request: "500" if "prompt" in request else None))
+    script = Script(
+        fails=lambda request: "500" if request["model"] == "default_model" else None,
+        models=("llama",),
+    )
+    (row, *_) = probed(script).rows
+    assert (row.name, row.value) == ("model", "llama")
+    assert row.note == "the first of /v1/models; as 'default_model': status 500: out of memory"
+
+
+@pytest.mark.parametrize(("status", "ends"), [(500, True), (404, False), (503, False)])
+def test_a_server_may_lack_a_list_of_models_but_not_fail_at_it(status: int, ends: bool) -> None:
+    script = Script(lacks=("/v1/completions",), list_status=status)
+    if ends:
+        with pytest.raises(Unusable, match="GET /v1/models: status 500"):
+            probed(script)
+    else:
+        assert not probed(script).is_raw
+
+
+@pytest.mark.parametrize("status", ["429", "503"])
+def test_a_server_that_changes_its_mind_about_a_plain_text_is_one_line(status: str) -> None:
+    """It is no defect of ours."""
+    script = Script()
+    script.fails = lambda _: status if len(script.seen) > 1 else None
+    with pytest.raises(Unusable, match=f"status {status}: out of memory"):
+        probed(script)
 
 
 def test_a_model_that_is_unknown_everywhere_ends_the_run() -> None:

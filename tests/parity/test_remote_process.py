@@ -141,6 +141,17 @@ def test_a_server_that_is_none_is_one_line(way: str, says: str, tmp_path: Path) 
     assert says in line
 
 
+def test_a_server_that_fails_over_a_capability_is_no_verdict(upstream: Server) -> None:
+    """Its cases are not just left out: exit 2, and what was asked."""
+    script = Script(upstream.url, fails=lambda request: "500" if request.get("stream") else None)
+    with altered(script) as url:
+        done = run(*FEW, "--subject", url)
+    assert (done.returncode, done.stdout) == (2, "")
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(f"parity: subject {url}: POST /v1/completions (prompt ")
+    assert line.endswith(", streamed): status 500: out of memory")
+
+
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
 def test_a_subject_of_ours_does_not_outlive_the_run(tmp_path: Path, how: signal.Signals) -> None:
     """However the run ends."""
