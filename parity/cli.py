@@ -29,7 +29,7 @@ from parity.matrix import cells, extras, matrix
 from parity.models import Models, given_models, known_models, split_drafter
 from parity.plans import BUILT_IN, catalogue, given, known, served
 from parity.prompts import read_prompts
-from parity.remote.address import Address, address
+from parity.remote.address import START_S, TIMEOUT_S, Address, address
 from parity.report.words import (
     ALL_EQUAL,
     INTERRUPTED,
@@ -106,14 +106,19 @@ def run(
     ] = None,
     subject_command: Annotated[
         str | None,
-        typer.Option(metavar="CMD", help="Start the subject; {port} in CMD is a free port."),
+        typer.Option(
+            metavar="CMD",
+            help=f"Start the subject, within {START_S:g} s; {{port}} in CMD is a free port.",
+        ),
     ] = None,
     subject_model: Annotated[
         str | None, typer.Option(metavar="NAME", help="The model that the subject is asked for.")
     ] = None,
     timeout: Annotated[
         float | None,
-        typer.Option(metavar="SECONDS", help="For each request to a subject; default: 120."),
+        typer.Option(
+            metavar="SECONDS", help=f"For each request to a subject; default: {TIMEOUT_S:g}."
+        ),
     ] = None,
     json_file: Annotated[
         Path | None, typer.Option("--json", metavar="FILE", help="Write all results to FILE.")

@@ -8,6 +8,9 @@ from dataclasses import dataclass
 from parity.errors import BadInput, require_utf8
 
 TIMEOUT_S = 120.0
+START_S = 600.0
+"""How long a server that we start may take to load its model."""
+
 ENGINE = "engine"
 
 

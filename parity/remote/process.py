@@ -25,9 +25,8 @@ from oracle.server import (
     written,
 )
 from parity.errors import BadInput, Unusable
-
-START_S = 600.0
-"""How long a server may take to load its model."""
+from parity.remote.address import START_S
+from parity.waiting import waiting_for
 
 
 class SubjectProcess:
@@ -50,6 +49,7 @@ class SubjectProcess:
         self._log_path = log_path
         self._log: IO[bytes] | None = None
         self._watch: Watch | None = None
+        self._last_status: int | None = None
 
     def __enter__(self) -> SubjectProcess:
         try:
@@ -79,17 +79,20 @@ class SubjectProcess:
         """Return once something answers at the URL that is not an apology.
 
         Raises:
-            Unusable: the command ended before, or nothing answered in time.
+            Unusable: the command ended before, or nothing else answered in time.
 
         """
         deadline = time.monotonic() + START_S
-        with httpx.Client(trust_env=False, timeout=5.0) as http:
+        waiting = waiting_for(f"--subject-command to answer at {self.url}", f"{START_S:g} s")
+        with waiting, httpx.Client(trust_env=False, timeout=5.0) as http:
             while not any(self._answers(http, path) for path in ("/health", "/v1/models")):
                 if not self._runs():
                     raise Unusable(self.state())
                 if time.monotonic() > deadline:
+                    status = self._last_status
+                    said = "nothing answers" if status is None else f"still status {status}"
                     raise Unusable(
-                        f"--subject-command: nothing answers at {self.url} after {START_S:g} s; "
+                        f"--subject-command: {said} at {self.url} after {START_S:g} s; "
                         f"its log: {self._log_path}"
                     )
                 time.sleep(POLL_S)
@@ -109,9 +112,10 @@ class SubjectProcess:
     def _answers(self, http: httpx.Client, path: str) -> bool:
         try:
             # A server says 503 while it loads, and 404 of a path that it does not have.
-            return http.get(self.url + path).status_code < 500
+            self._last_status = http.get(self.url + path).status_code
         except httpx.HTTPError:
             return False
+        return self._last_status < 500
 
     def _close(self) -> None:
         if self._watch is not None:

@@ -25,6 +25,7 @@ from parity.remote.subject import RemoteSubject
 from parity.report.words import Setting
 from parity.runner import CaseResult, Claim
 from parity.session import Session, log_folder, setting_of, tolerance_of
+from parity.waiting import waiting_for
 
 
 @dataclass(slots=True)
@@ -178,7 +179,8 @@ def open_remote(
         http = Http(url, at.timeout_s, (lambda: "") if process is None else process.state)
         stack.callback(http.close)
         if process is None:
-            http.reach()  # before a model is loaded for nobody
+            with waiting_for(f"a connection to {http.url}", f"{at.timeout_s:g} s"):
+                http.reach()  # before a model is loaded for nobody
         try:
             device.apply()
             target = load(models.target, lazy=True)
@@ -187,10 +189,12 @@ def open_remote(
             raise BadInput(str(error)) from error
         if process is not None:
             process.await_ready()
-        accepted = first_accepted(http, at.model)
-        references = stack.enter_context(References(models, target, None, None, log_dir))
-        prepare(references)
-        found = find(http, accepted, needs_chat=needs_chat)
+        offers = f"{http.url} to answer what it offers"
+        with waiting_for(offers, f"{at.timeout_s:g} s per request"):
+            accepted = first_accepted(http, at.model)
+            references = stack.enter_context(References(models, target, None, None, log_dir))
+            prepare(references)
+            found = find(http, accepted, needs_chat=needs_chat)
         if not found.is_raw and not target.tokenizer.has_chat_template:
             raise Unusable(
                 f"subject {http.url} answers nothing but chats, and the target has no chat template"

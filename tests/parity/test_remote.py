@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +16,7 @@ import pytest
 import fixtures
 from oracle.client import Client
 from oracle.server import Server
+from parity import waiting
 from parity.cases import Case, Message, Prompted, Source
 from parity.compare import Verdict
 from parity.errors import Unusable
@@ -455,6 +458,23 @@ def test_a_server_that_fails_on_a_case_ends_the_run_in_its_words(
     said = rf"prompt 'In Tolm [^,]*'{how}\): status 500: out of memory"
     with pytest.raises(Unusable, match=said):
         judge(script, style)
+
+
+def test_a_slow_server_is_waited_for_aloud(
+    judge: Judge, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Else a run into a pipe says nothing until its first table."""
+    script = Script(fails=lambda _: time.sleep(0.1))
+    monkeypatch.setattr(waiting, "PATIENCE_S", 600.0)
+    assert judge(script, "once").are_all_equal
+    assert "to answer what it offers" not in capsys.readouterr().err
+    monkeypatch.setattr(waiting, "PATIENCE_S", 0.2)
+    judge(script, "once")
+    assert re.search(
+        r"^parity: waiting for http://\S+ to answer what it offers, for at most 60 s per request$",
+        capsys.readouterr().err,
+        re.MULTILINE,
+    )
 
 
 def test_the_engine_is_not_loaded_for_a_server() -> None:
