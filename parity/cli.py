@@ -135,7 +135,6 @@ def run(
     ] = None,
 ) -> Command:
     """Compare the engine, or a server, with its oracles and say what differs."""
-    kind, folder = split_drafter(drafter)
     at = address(subject, subject_command, subject_model, timeout)
     if at is not None:
         for option, given_one in (("--drafter", drafter), ("--depth", depth), ("--lane", lane)):
@@ -143,6 +142,7 @@ def run(
                 raise BadInput(f"{option} is for the engine: a server drafts as it likes")
         if target is None:
             raise BadInput("a subject needs --target: the model that the oracle serves")
+    kind, folder = split_drafter(drafter, with_target=target is not None)
     if target is None:
         for option, value in (("--prompts", prompts), ("--drafter two-model:DIR", folder or None)):
             if value is not None:

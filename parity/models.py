@@ -89,7 +89,7 @@ def given_models(target: str, drafter: str | None, further: tuple[str, ...] = ()
         BadInput: a missing folder, a hub model that cannot be had, an unknown drafter.
 
     """
-    kind, folder = split_drafter(drafter)
+    kind, folder = split_drafter(drafter, with_target=True)
     if kind == "two-model" and not folder:
         raise BadInput("drafter two-model needs a folder with this target: two-model:DIR")
     options = ["--target", target]
@@ -100,11 +100,11 @@ def given_models(target: str, drafter: str | None, further: tuple[str, ...] = ()
     return Models(GIVEN, local(target), draft, (*options, *further))
 
 
-def split_drafter(drafter: str | None) -> tuple[str | None, str]:
+def split_drafter(drafter: str | None, *, with_target: bool) -> tuple[str | None, str]:
     """Kind and folder of a `--drafter` argument, which may be a bare folder.
 
     Raises:
-        BadInput: an unknown kind, or a folder where none belongs.
+        BadInput: an unknown kind, one not run `with_target`, or a folder where none belongs.
 
     """
     if drafter is not None and os.path.isdir(drafter):
@@ -113,6 +113,10 @@ def split_drafter(drafter: str | None) -> tuple[str | None, str]:
     if drafter is not None and kind not in (*DRAFTERS, *READERS):
         raise BadInput(
             f"drafter {drafter!r} is not one of {', '.join(DRAFTERS)}, two-model:DIR, DIR"
+        )
+    if with_target and kind in READERS:
+        raise BadInput(
+            f"drafter {drafter}: with --target only off, ngram and two-model:DIR are run"
         )
     if folder and kind != "two-model":
         raise BadInput(f"drafter {kind} takes no folder, got {folder!r}")

@@ -44,6 +44,12 @@ def leave(*arguments: str) -> int:
         (["run", "--drafter", "ngram:x"], "ngram takes no folder"),
         (["run", "--drafter", "two-model:/no/such"], "--drafter two-model:DIR needs --target"),
         (["run", "--target", ".", "--drafter", "two-model:/no/such"], "/no/such does not exist"),
+        (["run", "--drafter", "dspark:x"], "dspark takes no folder"),
+        (["run", "--target", ".", "--drafter", "dspark:x"], "dspark:x: with --target only off, ng"),
+        (
+            ["run", "--target", ".", "--drafter", "mtp"],
+            "drafter mtp: with --target only off, ngram",
+        ),
         (["run", "--prompts", "x"], "--prompts needs --target"),
         (["run", "--target", ".", "--prompts", "/no/such"], "--prompts /no/such cannot be read"),
         (["run", "--target", ".", "--depth", "-1"], "depth '-1' is not a number of at least 0"),
