@@ -35,6 +35,7 @@ from parity.report.words import (
     INTERRUPTED,
     SOME_DIFFERENT,
     UNUSABLE,
+    counted,
 )
 from parity.selection import parse, shard
 
@@ -311,7 +312,7 @@ def _review(base: str) -> int:
     changed = changed_since(base)
     for lines in changed.values():
         print("\n".join(lines))
-    print(f"{len(changed)} cases moved since {base}")
+    print(f"{counted(len(changed), 'case')} moved since {base}")
     return SOME_DIFFERENT if changed else ALL_EQUAL
 
 
@@ -336,7 +337,7 @@ def _coverage(expression: str | None) -> int:
     for reason, groups in reasons.items():
         print(f"empty: {reason}")
         for group, number in groups.items():
-            print(f"  {group}/*  ({number} cells)")
+            print(f"  {group}/*  ({counted(number, 'cell')})")
     for hole in holes:
         print(f"hole: {hole.cell.id} has neither a case nor a reason")
     filled = sum(isinstance(one, Case) for one in decided)

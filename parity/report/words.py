@@ -66,9 +66,14 @@ def closing_line(results: Sequence[CaseResult], claims: Sequence[Claim]) -> str:
     unmet = sum(not claim.met for claim in claims)
     claimed = f", {unmet} of {len(claims)} claims unmet" if claims else ""
     return (
-        f"{len(results)} cases ({said}{claimed}), {checked}/{total} positions checked, "
-        f"{ties} ties, {deviations} deviations, {total - checked} unchecked"
+        f"{counted(len(results), 'case')} ({said}{claimed}), {checked}/{total} positions checked, "
+        f"{counted(ties, 'tie')}, {counted(deviations, 'deviation')}, {total - checked} unchecked"
     )
+
+
+def counted(number: int, what: str) -> str:
+    """A number of things, by the name of one."""
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 
 def _failure(result: CaseResult, failure: Failure, setting: Setting) -> str:

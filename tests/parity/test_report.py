@@ -70,7 +70,7 @@ def test_the_closing_line_counts_positions_and_not_only_cases() -> None:
     line = closing_line([result(), tied], (Claim("claims/x", False, "x happens"),))
     assert line == (
         "2 cases (1 equal, 1 inconclusive, 1 of 1 claims unmet), 6/8 positions checked, "
-        "1 ties, 0 deviations, 2 unchecked"
+        "1 tie, 0 deviations, 2 unchecked"
     )
 
 
@@ -140,7 +140,8 @@ def test_a_known_deviation_is_said_and_counted() -> None:
     excused = replace(excused, comparison=replace(excused.comparison, deviations=("D21: x",)))
     (sentence,) = sentences(excused, SETTING)
     assert "known deviation D21: x" in sentence
-    assert ", 1 deviations, " in closing_line([excused], ())
+    assert ", 1 deviation, " in closing_line([excused], ())
+    assert closing_line([excused], ()).startswith("1 case (")
 
 
 def test_what_was_loaded_in_front_of_mlx_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
