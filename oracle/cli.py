@@ -47,7 +47,7 @@ def deviations(
             typer.echo(f"     {'STALE' if pinned else 'notice'}: {complaint(finding)}")
     other = "" if pinned else f" (the claims are for {claims.pinned})"
     typer.echo(
-        f"{len(selected)} deviations on mlx-lm {version}{other}: "
+        f"{len(selected)} deviation{'s' if len(selected) != 1 else ''} on mlx-lm {version}{other}: "
         f"{len(selected) - num_stale} as claimed, {num_stale} not"
     )
     if num_stale and pinned:

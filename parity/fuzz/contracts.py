@@ -87,6 +87,7 @@ EXPLANATIONS: Mapping[Key, str] = {
     Key(Promise.FETCH, "ChunkedKVCache", "front dropped"): "D15",
     Key(Promise.FETCH, "QuantizedKVCache", "cut to less than its start"): "D12",
     Key(Promise.NEAREST, "LRUPromptCache", "prefix of one token"): "D14",
+    Key(Promise.NEAREST, "LRUPromptCache", "hidden by a longer one"): "D14",
     Key(Promise.RECENT, "LRUPromptCache", "fetched meanwhile"): "D14",
 }
 """Key to deviation. Nothing of ours can be looked up here."""

@@ -41,14 +41,19 @@ class _Kept:
     inserted: int
     used: int
 
-    def serves(self, namespace: Namespace, tokens: Chunk) -> int:
-        """As `fetch_nearest_cache` means it: all tokens, or all but one at most."""
+    def common(self, namespace: Namespace, tokens: Chunk) -> int:
+        """How many tokens it has in common with these, at the front."""
         own, common = self.history.tokens, 0
         if self.namespace != namespace:
             return 0
         while common < min(len(own), len(tokens)) and own[common] == tokens[common]:
             common += 1
-        if common == len(own):
+        return common
+
+    def serves(self, namespace: Namespace, tokens: Chunk) -> int:
+        """As `fetch_nearest_cache` means it: all tokens, or all but one at most."""
+        common = self.common(namespace, tokens)
+        if common == len(self.history.tokens):
             return common
         return min(common, len(tokens) - 1) if self.trimmable else 0
 
@@ -105,8 +110,7 @@ class TheirTier:
         count = len(tokens) - len(rest)
         best = max((n for n, _ in served), default=0)
         if count != best:
-            one = best == 1 and count == 0
-            key = Key(Promise.NEAREST, "LRUPromptCache", "prefix of one token" if one else "")
+            key = Key(Promise.NEAREST, "LRUPromptCache", self._why_not(namespace, tokens, best))
             self._violated(Violation(key, f"{count} tokens of {list(tokens)}, not {best}"))
         if not count:
             return None
@@ -122,6 +126,15 @@ class TheirTier:
             self._violated(Violation(Key(Promise.FETCH, *cause), found))
             caches = self._reference.fill(namespace.seen(history))
         return Fetched(caches, history)
+
+    def _why_not(self, namespace: Namespace, tokens: Chunk, best: int) -> str:
+        """What is known of searches that find less than `best` tokens."""
+        common = [(one.common(namespace, tokens), one) for one in self._kept]
+        deepest = max(count for count, _ in common)
+        for count, one in common:
+            if count == deepest < len(one.history) and not one.trimmable:
+                return "hidden by a longer one"
+        return "prefix of one token" if best == 1 else ""
 
     def restart(self) -> None:
         """Every entry is saved, and loaded into another prompt cache."""

@@ -1,7 +1,8 @@
 """What a server offers, found out by asking.
 
-A refused field is not offered, and not an error. A server that fails over one (see `Reply.broke`)
-ends the run: it may offer what it breaks off at.
+A refused field is not offered, and not an error. One that a server fails over (see `Reply.broke`)
+may be offered: a failure at streaming or at two requests at once ends the run, since whole cases
+rest on them; one at a field that not every server knows is told, and leaves a claim unmet.
 """
 
 from __future__ import annotations
@@ -86,7 +87,10 @@ class Accepted:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What a probe found. `counts` are the prompt tokens told for each of `TEXTS`, if any are."""
+    """What a probe found. `counts` are the prompt tokens told for each of `TEXTS`, if any are.
+
+    `failures` are the questions that the server neither answered nor refused, and how that ended.
+    """
 
     endpoint: Endpoint
     chat: Endpoint | None
@@ -94,6 +98,7 @@ class Found:
     counts: tuple[tuple[str, int], ...]
     no_concurrency: str = ""
     tells_reuse: bool = False
+    failures: tuple[str, ...] = ()
 
     @property
     def is_raw(self) -> bool:
@@ -109,16 +114,19 @@ def find(http: Http, accepted: Accepted, *, needs_chat: bool) -> Found:
 
     """
     bare, is_raw = accepted.endpoint, accepted.endpoint.path == RAW
-    endpoint, said = _negotiated(http, bare)
+    failures: list[str] = []
+    endpoint, said = _negotiated(http, bare, failures)
     chat, no_chat = (None, "") if is_raw else (endpoint, "")
     if is_raw:
         asked = Endpoint(CHAT, bare.model)
-        no_chat = refused(_post(http, asked, TEXTS[0], 1, "as a chat")) or ""
+        # Where no prompt needs one, that it fails at chats is told and no more.
+        ask = _post if needs_chat else _sent
+        no_chat = refused(ask(http, asked, TEXTS[0], 1, "as a chat")) or ""
         if not no_chat:
-            chat = _negotiated(http, asked)[0] if needs_chat else asked
+            chat = _negotiated(http, asked, failures)[0] if needs_chat else asked
     answers = [endpoint.ask(http, text, 1) for text in TEXTS]
     counts = [(t, a.prompt_tokens) for t, a in zip(TEXTS, answers, strict=True)]
-    no_seed = refused(_post(http, endpoint, TEXTS[0], 1, "with a seed", seed=1))
+    no_seed = _refused_guess(_sent(http, endpoint, TEXTS[0], 1, "with a seed", seed=1), failures)
     no_concurrency = _two_at_once(http, endpoint)
     tells_reuse = any(answer.cached_tokens is not None for answer in (said, *answers))
     rows = (
@@ -134,7 +142,7 @@ def find(http: Http, accepted: Accepted, *, needs_chat: bool) -> Found:
         Capability("prefix reuse", "told" if tells_reuse else "not told"),
     )
     told = tuple((text, count) for text, count in counts if count is not None)
-    return Found(endpoint, chat, rows, told, no_concurrency, tells_reuse)
+    return Found(endpoint, chat, rows, told, no_concurrency, tells_reuse, tuple(failures))
 
 
 def refused(reply: Reply) -> str | None:
@@ -199,26 +207,41 @@ def _listed(http: Http) -> list[str]:
     return [name for name in names if isinstance(name, str)]
 
 
-def _negotiated(http: Http, bare: Endpoint) -> tuple[Endpoint, Said]:
+def _refused_guess(reply: Reply, failures: list[str]) -> str | None:
+    """Like `refused`, of a field that a server need not know; a failure is noted."""
+    refusal = refused(reply)
+    if reply.broke:
+        failures.append(f"{reply.asked}: {refusal}")
+    return refusal
+
+
+def _negotiated(http: Http, bare: Endpoint, failures: list[str]) -> tuple[Endpoint, Said]:
     """An endpoint with every optional field it takes, and an answer to a request with them."""
     optional: dict[str, Any] = {}
     said = bare.ask(http, TEXTS[0], _NUM_PROBED)
     # A number is what older completions take, a boolean what chats and mlx_lm.server take.
     wanted: dict[str, Any]
+    tries: list[str] = []
     for wanted in ({"logprobs": True}, {"logprobs": 1}):
-        more = _tried(http, bare, optional, wanted, "with log-probabilities")
+        more = _tried(http, bare, optional, wanted, "with log-probabilities", tries)
         if more is not None and more.logprobs is not None:
             said = more
             break
+    else:
+        failures += tries
     if said.ids is None:
         more = _tried(
-            http, bare, optional, {"return_token_ids": True}, "with ids", keep_if_ids=True
+            http, bare, optional, {"return_token_ids": True}, "with ids", failures, keep_if_ids=True
         )
         said = said if more is None or more.ids is None else more
     no_stream = ""
-    for wanted in ({"stream": True, "stream_options": {"include_usage": True}}, {"stream": True}):
+    streams: dict[str, Any] = {"stream": True}
+    for wanted, ask in (
+        ({**streams, "stream_options": {"include_usage": True}}, _sent),
+        (streams, _post),
+    ):
         fields = {**optional, **wanted}
-        reply = _post(http, bare, TEXTS[0], _NUM_PROBED, STREAMED, **fields)
+        reply = ask(http, bare, TEXTS[0], _NUM_PROBED, STREAMED, **fields)
         refusal = refused(reply)
         if refusal is None and reply.events is not None:
             _read(http, reply, stream=True)
@@ -233,12 +256,13 @@ def _tried(
     optional: dict[str, Any],
     wanted: Mapping[str, Any],
     how: str,
+    failures: list[str],
     *,
     keep_if_ids: bool = False,
 ) -> Said | None:
     """The answer to a request with `wanted` fields too, which are kept if they got something."""
-    reply = _post(http, bare, TEXTS[0], _NUM_PROBED, how, **optional, **wanted)
-    if refused(reply) is not None:
+    reply = _sent(http, bare, TEXTS[0], _NUM_PROBED, how, **optional, **wanted)
+    if _refused_guess(reply, failures) is not None:
         return None
     said = _read(http, reply, stream=False)
     if (said.ids if keep_if_ids else said.logprobs) is not None:

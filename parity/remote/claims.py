@@ -61,6 +61,13 @@ def logprob_claim(
     return (_claim("logprobs", said, wrong),)
 
 
+def failure_claim(failures: Sequence[str]) -> tuple[Claim, ...]:
+    """It answers or refuses what it is asked about itself; nothing is claimed where it does."""
+    if not failures:
+        return ()
+    return (_claim("failures", "what the subject does not offer it refuses", failures),)
+
+
 def stream_claim(results: Sequence[CaseResult]) -> tuple[Claim, ...]:
     """What comes in events is what comes in one piece, for every prompt that was asked both ways.
 

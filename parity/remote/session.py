@@ -18,7 +18,13 @@ from parity.probe import Probe
 from parity.references import References
 from parity.remote.address import Address
 from parity.remote.capabilities import find, first_accepted
-from parity.remote.claims import logprob_claim, prompt_claim, stream_claim, vocabulary_claim
+from parity.remote.claims import (
+    failure_claim,
+    logprob_claim,
+    prompt_claim,
+    stream_claim,
+    vocabulary_claim,
+)
 from parity.remote.http import Http
 from parity.remote.process import SubjectProcess
 from parity.remote.subject import RemoteSubject
@@ -83,6 +89,7 @@ class RemoteSession:
             *vocabulary_claim([actual, *answers], self.vocabulary),
             *logprob_claim(self._first, expected, actual, tolerance, setting),
             *stream_claim(results),
+            *failure_claim(self.subject.found.failures),
         )
 
     def not_checked(self, results: Sequence[CaseResult], /) -> tuple[str, ...]:

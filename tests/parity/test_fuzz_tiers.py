@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial, partialmethod
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,9 +13,10 @@ import pytest
 from engine.cache import durability, prefixes, prompt_cache, store, stored
 from engine.cache.entry import Reuse
 from engine.state import forms, kinds
-from parity.fuzz.contracts import EXPLANATIONS, Key, Promise
+from parity.fuzz.contracts import EXPLANATIONS, Key, Promise, Violation
 from parity.fuzz.entries import cut
 from parity.fuzz.history import History, Reference
+from parity.fuzz.lru import TheirTier
 from parity.fuzz.namespaces import START, Namespace, namespaces_of
 from parity.fuzz.run import run
 from parity.fuzz.setup import Difference, Setup
@@ -79,6 +81,23 @@ def test_what_is_known_of_the_prompt_cache_is_found_without_its_explanation(
     assert found is not None
     assert found.key == key
     assert EXPLANATIONS[key] == claim
+
+
+@pytest.mark.parametrize("hidden", [True, False])
+def test_a_longer_entry_that_cannot_be_cut_hides_others_in_mlx_lm(
+    world: Mapping[str, Reference], tmp_path: Path, hidden: bool
+) -> None:
+    """A ring that has dropped a token, and a shorter prefix beside it."""
+    found: list[Violation] = []
+    reference = world["limited"]
+    (space, *_) = namespaces_of(reference.world)
+    tier = TheirTier(reference, found.append, lambda: tmp_path / "file")
+    for tokens in (((0,) * 10 if hidden else (1,) * 10), (0, 0, 1)):
+        tier.put(space, tier.feed(space, None, [tokens]))
+    tier.fetch(space, (0,) * 9)
+    key = Key(Promise.NEAREST, "LRUPromptCache", "hidden by a longer one")
+    assert [one.key for one in found] == ([key] if hidden else [])
+    assert EXPLANATIONS[key] == "D14"
 
 
 def one_off(patch: Patch) -> None:

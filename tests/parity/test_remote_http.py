@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Callable
 from typing import Any
@@ -15,6 +16,7 @@ from parity.errors import BadInput, Unusable
 from parity.remote import http as limits
 from parity.remote.address import Address, address
 from parity.remote.capabilities import RAW, Endpoint, Found, find, first_accepted
+from parity.remote.claims import failure_claim
 from parity.remote.http import Http, base_of, error_in
 from parity.remote.reading import Unreadable, read_events, read_whole
 from parity.remote.sse import EventReader
@@ -206,11 +208,11 @@ QUESTIONS: dict[str, Callable[[Body], object]] = {
 }
 
 
-def probed(script: Script) -> Found:
+def probed(script: Script, *, needs_chat: bool = False) -> Found:
     """What a server that follows a script is found to offer."""
     with altered(script) as url:
         http = Http(url, 60.0)
-        return find(http, first_accepted(http, None), needs_chat=False)
+        return find(http, first_accepted(http, None), needs_chat=needs_chat)
 
 
 @pytest.mark.parametrize("status", ["500", "502"])
@@ -218,8 +220,29 @@ def probed(script: Script) -> Found:
 def test_a_server_that_fails_over_a_question_does_not_just_lack_it(how: str, status: str) -> None:
     """mutants: a 5xx is taken for a refusal, its cases are left out and the run ends in 0."""
     asks = QUESTIONS[how]
-    with pytest.raises(Unusable, match=rf"prompt .*, {how}\): status {status}: out of memory$"):
-        probed(Script(fails=lambda request: status if asks(request) else None))
+    script = Script(fails=lambda request: status if asks(request) else None)
+    complaint = rf"prompt .*, {how}\): status {status}: out of memory$"
+    if how == "streamed":
+        with pytest.raises(Unusable, match=complaint):
+            probed(script)
+        return
+    found = probed(script)
+    if how == "as a chat":  # which nobody asked for here
+        rows = {row.name: (row.value, row.note) for row in found.rows}
+        assert rows["chat"] == ("no", f"status {status}: out of memory")
+        with pytest.raises(Unusable, match=complaint):
+            probed(script, needs_chat=True)
+        return
+    (claim,) = failure_claim(found.failures[:1])
+    assert not claim.met
+    assert re.search(complaint, claim.text)
+
+
+def test_a_field_that_a_server_takes_in_another_form_has_not_failed() -> None:
+    """Options of streams may be more than it knows."""
+    found = probed(Script(fails=lambda request: "500" if "stream_options" in request else None))
+    assert (found.failures, found.endpoint.no_stream) == ((), "")
+    assert failure_claim(found.failures) == ()
 
 
 @pytest.mark.parametrize("status", ["400", "501", "503"])
