@@ -300,7 +300,6 @@ def _passing(nbytes: int) -> Iterator[memoryview]:
     return (memoryview(bytearray(min(nbytes - at, count))) for at in range(0, nbytes, count))
 
 
-@dataclass(slots=True)
 class _Source:
     """What pieces are read from: whoever reads holds on to all that it touches.
 
@@ -308,9 +307,9 @@ class _Source:
     of its own until then, and the memory is there as long as `room` is.
     """
 
-    files: Files
-    file: Descriptor | None
-    room: Room
+    def __init__(self, files: Files, file: Descriptor, room: Room) -> None:
+        self._files, self._room = files, room
+        self._file: Descriptor | None = file
 
     def __enter__(self) -> Self:
         return self
@@ -323,14 +322,14 @@ class _Source:
         self._close()
 
     def _close(self) -> None:
-        file, self.file = self.file, None
+        file, self._file = self._file, None
         if file is not None:
             with contextlib.suppress(OSError):
-                self.files.close(file)
+                self._files.close(file)
 
     def read(self, piece: _Piece) -> _Piece:
-        assert self.file is not None
-        if not read_all(self.files, self.file, piece.into, piece.offset):
+        assert self._file is not None
+        if not read_all(self._files, self._file, piece.into, piece.offset):
             raise Damaged(f"the file ends inside {piece.name}")
         return piece
 
