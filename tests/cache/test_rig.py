@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
+from engine.cache.entry import Reuse
 from parity.fuzz.disk.budget import Budget
+from parity.fuzz.disk.contract import broken
 from parity.fuzz.disk.full_disk import Unmountable
+from parity.fuzz.disk.model import Kept, Model, size_of
 from parity.fuzz.disk.rows import ALL, ROWS, Row
+from parity.fuzz.disk.small import small
 
 
 @pytest.fixture(autouse=True)
@@ -33,3 +38,19 @@ def test_the_promise_holds(row: Row, record_property: Callable[[str, object], No
     assert not budget.violations
     assert budget.done
     assert budget.whole if row.ci == ALL else budget.done >= row.ci
+
+
+@pytest.mark.parametrize("too_short", [True, False])
+def test_one_file_that_may_be_missing_takes_along_what_it_alone_served(
+    too_short: bool, tmp_path: Path
+) -> None:
+    """The rig does not cry wolf: seed 497 of the second loss of power had such a pair.
+
+    An entry below its own minimum serves nothing; one that serves its tokens is owed by itself.
+    """
+    long = small((2, 1, 0), reuse=Reuse(True, 1))
+    short = small((2,), reuse=Reuse(True, 2 if too_short else 1))
+    cap = 1 << 20
+    model = Model(cap, [Kept(entry, size_of(entry), 0) for entry in (short, long)])
+    said = broken(tmp_path, model, model, excess=1)
+    assert (said is None) == too_short

@@ -118,7 +118,9 @@ def broken(folder: Path, before: Model, after: Model, excess: int = 0) -> str | 
 def _served(state: Model, kept: Kept) -> bool:
     if kept.entry.generation is not None:
         return any(kept.key[0] == other.key[0] for other in state.kept)
-    return state.covered(*kept.key)
+    count = len(kept.key[1])
+    # What is too short for its own minimum is served by others alone, which are asked for as well.
+    return kept.entry.reuse.serves(count, count) and state.covered(*kept.key)
 
 
 def _missing(store: Store, kept: Kept, owed: bool) -> str | None:
